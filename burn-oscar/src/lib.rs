@@ -1,0 +1,1 @@
+//! 2-bit key/value caches for Burn.
