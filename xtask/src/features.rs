@@ -9,7 +9,7 @@ use crate::{
     process,
     workspace::{self, CARGO_REMEDY},
 };
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 /// Options of the feature check.
 #[derive(clap::Args)]
@@ -46,10 +46,14 @@ const COMBINATIONS: [&str; 13] = [
 
 /// Checks the forwarding, then the combinations.
 pub fn run(args: &Args) -> Result<()> {
-    check_forwarding()?;
+    let metadata = check_forwarding()?;
+    println!("forwarded to Burn: {}", FORWARDED.join(", "));
     if args.forwarding {
         return Ok(());
     }
+    // Build scripts that ran under DOCS_RS left no libraries to link, so these builds are kept
+    // away from those that link.
+    let target = metadata.target_directory.join("features");
     let chosen: Vec<&str> = match args.combinations.is_empty() {
         true => COMBINATIONS.to_vec(),
         false => args.combinations.iter().map(String::as_str).collect(),
@@ -61,6 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
         check
             .args(["check", "--release", "--package", "burn-oscar"])
             .args(["--no-default-features", "--features", combination])
+            .arg("--target-dir")
+            .arg(&target)
             // Build scripts of LLVM and CUDA bindings then ask for neither; nothing is linked.
             .env("DOCS_RS", "1");
         match process::run(&mut check, CARGO_REMEDY) {
@@ -85,9 +91,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// What `cargo metadata` says of the workspace.
 #[derive(serde::Deserialize)]
-struct Metadata {
+pub struct Metadata {
     packages: Vec<Package>,
+    target_directory: PathBuf,
 }
 
 #[derive(serde::Deserialize)]
@@ -96,9 +104,9 @@ struct Package {
     features: BTreeMap<String, Vec<String>>,
 }
 
-/// Fails when a feature of burn-oscar does not set Burn's of the same name, or one of the example
+/// Reads the workspace's metadata, and fails when a feature of burn-oscar does not set Burn's of the same name, or one of the example
 /// not burn-oscar's.
-pub fn check_forwarding() -> Result<()> {
+pub fn check_forwarding() -> Result<Metadata> {
     let mut command = workspace::cargo();
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
     let json = process::capture(&mut command, CARGO_REMEDY)?;
@@ -109,7 +117,7 @@ pub fn check_forwarding() -> Result<()> {
         .flat_map(|(package, target)| not_forwarded(&metadata, package, target))
         .collect();
     match missing.is_empty() {
-        true => Ok(()),
+        true => Ok(metadata),
         false => Err(Error::Refused(format!(
             "features are not forwarded, which would panic at run time: {}",
             missing.join(", ")
@@ -150,6 +158,7 @@ mod tests {
                 name: "burn-oscar".into(),
                 features,
             }],
+            target_directory: PathBuf::new(),
         };
         assert_eq!(
             not_forwarded(&metadata, "burn-oscar", "burn"),
