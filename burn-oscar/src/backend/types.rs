@@ -1,0 +1,91 @@
+//! What travels across the dispatch boundary: the tensors of one layer of a cache.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+
+use crate::quantizer::PageSpec;
+
+/// A tensor that some methods store and others do not.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalTensor<B: Backend> {
+    /// The method does not store it.
+    Absent,
+    /// Stored.
+    Present(FloatTensor<B>),
+}
+
+/// Pages of one side as bits.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PackedPages<B: Backend> {
+    /// u32 `[pages, kv_heads, words]`: the codes of each chunk, then the 8-bit scales.
+    pub words: IntTensor<B>,
+    /// f16 `[pages, kv_heads, numbers]`: (scale, offset) of each affine group.
+    #[extension_type]
+    pub pairs: OptionalTensor<B>,
+    /// f16 `[pages, page_tokens]`: the norm of each token over all KV heads.
+    #[extension_type]
+    pub norms: OptionalTensor<B>,
+    /// f16 `[pages, kv_heads, head_dim]`: the mean of each page.
+    #[extension_type]
+    pub means: OptionalTensor<B>,
+    /// Sizes and recipe.
+    pub spec: Arc<PageSpec>,
+}
+
+/// Pages of one side.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum Pages<B: Backend> {
+    /// `[pages, kv_heads, page_tokens, head_dim]` in the activation dtype.
+    Exact(FloatTensor<B>),
+    /// Packed bits and their parameters.
+    Packed(#[extension_type] PackedPages<B>),
+}
+
+/// The quantised key/value tensor: everything that one layer of a cache stores.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct KvLayer<B: Backend> {
+    /// Pages of keys.
+    #[extension_type]
+    pub key: Pages<B>,
+    /// Pages of values.
+    #[extension_type]
+    pub value: Pages<B>,
+    /// Exact keys `[slots, kv_heads, sink + recent + page_tokens, head_dim]`: the sinks of a
+    /// sequence, then its recent tokens, oldest first.
+    pub key_tier: FloatTensor<B>,
+    /// Exact values, laid out as the keys.
+    pub value_tier: FloatTensor<B>,
+    /// Positions of a slot that belong to the sinks.
+    pub sink: usize,
+}
+
+/// What one batch row attends to, besides the tokens of the call itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanRow {
+    /// The sequence's slot in the exact tiers.
+    pub slot: usize,
+    /// Sink tokens held.
+    pub sinks: usize,
+    /// Pages, oldest first, and how many of each page's first tokens are valid.
+    pub pages: Vec<(u32, usize)>,
+    /// Recent tokens held.
+    pub recent: usize,
+}
+
+/// The host's plan of one attention call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionPlan {
+    /// One row per batch row of the query.
+    pub rows: Vec<PlanRow>,
+    /// Multiplies the scores.
+    pub scale: f64,
+}
+
+/// Which side [`read_pages`](crate::backend::read_pages) reads.
+pub type Reader = crate::quantizer::Role;
