@@ -119,6 +119,19 @@ pub enum Error {
         /// Tokens of a page.
         page_tokens: usize,
     },
+    /// A sequence whose layers hold different numbers of tokens.
+    #[error(
+        "sequence {id} is in the middle of a step: its layers hold {shortest} to {longest} tokens; \
+         finish the step, or truncate to {shortest}"
+    )]
+    UnevenLayers {
+        /// The sequence's number.
+        id: u64,
+        /// Tokens of the shortest layer.
+        shortest: usize,
+        /// Tokens of the longest layer.
+        longest: usize,
+    },
     /// A sequence would become longer than it is.
     #[error("cannot truncate sequence {id} to {to} tokens: it holds {len}")]
     TruncateBeyond {

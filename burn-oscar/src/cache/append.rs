@@ -1,0 +1,189 @@
+//! New tokens into the tiers, and old ones into pages.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use super::KvCache;
+use super::sequence::LayerTable;
+use crate::backend::{KvLayer, write_pages};
+use crate::error::{Error, Result};
+
+/// What appending some tokens does to a sequence in one layer.
+struct Growth {
+    to_sinks: usize,
+    /// Whole pages that leave the recent tier.
+    pages: usize,
+}
+
+impl KvCache {
+    /// A page leaves the recent tier as soon as `recent` tokens and a whole page are there.
+    fn growth(&self, table: &LayerTable, tokens: usize) -> Growth {
+        let started = !table.pages.is_empty() || table.recent > 0;
+        let room = if started { 0 } else { self.config.method.sink() - table.sinks };
+        let to_sinks = tokens.min(room);
+        let recent = table.recent + tokens - to_sinks;
+        Growth {
+            to_sinks,
+            pages: recent.saturating_sub(self.config.method.recent()) / self.page_tokens,
+        }
+    }
+
+    /// Tokens that can be appended to a sequence until its next page leaves the recent tier.
+    pub(super) fn until_next_page(&self, layer: usize, row: usize) -> usize {
+        let table = &self.sequences[row].layers[layer];
+        let started = !table.pages.is_empty() || table.recent > 0;
+        let room = if started { 0 } else { self.config.method.sink() - table.sinks };
+        room + self.config.method.recent() + self.page_tokens - table.recent
+    }
+
+    /// Makes sure that the pool has the pages for `tokens` more tokens of each row.
+    pub(super) fn check_room(&self, layer: usize, rows: &[usize], tokens: usize) -> Result<()> {
+        let needed = rows
+            .iter()
+            .map(|&row| {
+                let sequence = &self.sequences[row];
+                let table = &sequence.layers[layer];
+                let pages = table.pages.len() + self.growth(table, tokens).pages;
+                pages.saturating_sub(sequence.pages.len())
+            })
+            .sum();
+        if needed > self.pool.free() {
+            return Err(Error::PoolExhausted {
+                layer,
+                needed,
+                free: self.pool.free(),
+                pages: self.pool.pages(),
+                page_tokens: self.page_tokens,
+            });
+        }
+        Ok(())
+    }
+
+    /// Appends transformed keys and values `[rows, kv_heads, tokens, head_dim]`. The caller has
+    /// called [`check_room`](Self::check_room).
+    pub(super) fn append(
+        &mut self,
+        layer: usize,
+        rows: &[usize],
+        key: Tensor<4>,
+        value: Tensor<4>,
+    ) -> Result<()> {
+        let tokens = key.dims()[2];
+        let mut stored = self.take_layer(layer)?;
+        let mut demoted = Demoted::default();
+        for (i, &row) in rows.iter().enumerate() {
+            let table = self.sequences[row].layers[layer].clone();
+            let growth = self.growth(&table, tokens);
+            let new = [&key, &value].map(|side| side.clone().narrow(0, i, 1));
+            let slot = self.sequences[row].slot;
+            stored = self.append_row(stored, slot, &table, &growth, new, &mut demoted);
+
+            let sequence = &mut self.sequences[row];
+            for index in table.pages.len()..table.pages.len() + growth.pages {
+                if index == sequence.pages.len() {
+                    // Checked by `check_room` before anything was written.
+                    let page = self.pool.allocate().ok_or(Error::PoolExhausted {
+                        layer,
+                        needed: 1,
+                        free: 0,
+                        pages: self.pool.pages(),
+                        page_tokens: self.page_tokens,
+                    })?;
+                    sequence.pages.push(page);
+                }
+                demoted.pages.push(i64::from(sequence.pages[index]));
+            }
+            let table = &mut sequence.layers[layer];
+            table.sinks += growth.to_sinks;
+            table.recent += tokens - growth.to_sinks - growth.pages * self.page_tokens;
+            table.pages.extend(vec![self.page_tokens; growth.pages]);
+        }
+        if !demoted.pages.is_empty() {
+            let ids = Tensor::<1, Int>::from_data(demoted.pages.as_slice(), &self.device);
+            let [key, value] = demoted.vectors.map(|pages| Tensor::cat(pages, 0));
+            stored = write_pages(stored, key, value, ids);
+        }
+        self.layers[layer] = Some(stored);
+        Ok(())
+    }
+
+    /// Writes one row's tokens to the exact tiers and collects the pages that leave them.
+    fn append_row(
+        &self,
+        stored: KvLayer<Dispatch>,
+        slot: usize,
+        table: &LayerTable,
+        growth: &Growth,
+        new: [Tensor<4>; 2],
+        demoted: &mut Demoted,
+    ) -> KvLayer<Dispatch> {
+        let sink = self.config.method.sink();
+        let KvLayer {
+            key_tier,
+            value_tier,
+            ..
+        } = stored;
+        let mut tiers = [key_tier, value_tier].map(Tensor::<4>::from_dispatch);
+        for (side, new) in new.into_iter().enumerate() {
+            let [_, heads, tokens, head_dim] = new.dims();
+            let tier = &mut tiers[side];
+            let mut rest = new;
+            if growth.to_sinks > 0 {
+                let sinks = rest.clone().narrow(2, 0, growth.to_sinks);
+                write(tier, slot, table.sinks, sinks);
+            }
+            if growth.to_sinks == tokens {
+                continue;
+            }
+            rest = rest.narrow(2, growth.to_sinks, tokens - growth.to_sinks);
+            let mut start = sink + table.recent;
+            if growth.pages > 0 {
+                if table.recent > 0 {
+                    let held = tier.clone().narrow(0, slot, 1).narrow(2, sink, table.recent);
+                    rest = Tensor::cat(vec![held, rest], 2);
+                }
+                let total = rest.dims()[2];
+                let leaving = growth.pages * self.page_tokens;
+                let pages = rest
+                    .clone()
+                    .narrow(2, 0, leaving)
+                    .reshape([heads, growth.pages, self.page_tokens, head_dim])
+                    .swap_dims(0, 1);
+                demoted.vectors[side].push(pages);
+                start = sink;
+                if leaving == total {
+                    continue;
+                }
+                rest = rest.narrow(2, leaving, total - leaving);
+            }
+            write(tier, slot, start, rest);
+        }
+        let [key_tier, value_tier] = tiers.map(Tensor::into_dispatch);
+        KvLayer {
+            key_tier,
+            value_tier,
+            key: stored.key,
+            value: stored.value,
+            sink: stored.sink,
+        }
+    }
+}
+
+/// Pages that leave the recent tier in one call, to be written together.
+#[derive(Default)]
+struct Demoted {
+    /// `[n, kv_heads, page_tokens, head_dim]` of keys and of values.
+    vectors: [Vec<Tensor<4>>; 2],
+    pages: Vec<i64>,
+}
+
+/// Overwrites tokens of a slot from `start` on.
+fn write(tier: &mut Tensor<4>, slot: usize, start: usize, tokens: Tensor<4>) {
+    let [_, heads, count, head_dim] = tokens.dims();
+    tier.inplace(|tier| {
+        tier.slice_assign(
+            [slot..slot + 1, 0..heads, start..start + count, 0..head_dim],
+            tokens,
+        )
+    });
+}

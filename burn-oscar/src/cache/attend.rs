@@ -1,0 +1,292 @@
+//! The one call of a model: append this step's keys and values, and attend.
+
+use burn::tensor::Tensor;
+
+use super::config::MAX_HEAD_RATIO;
+use super::{KvCache, SequenceId};
+use crate::backend::{self, AttentionPlan, KvLayer, Pages, PlanRow};
+use crate::error::{Error, Result};
+
+/// How a call attends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AttentionOptions {
+    pub(super) scale: Option<f64>,
+    pub(super) streaming: bool,
+    pub(super) rows: Option<Vec<SequenceId>>,
+}
+
+impl AttentionOptions {
+    /// Every token sees the tokens before it and itself. The tokens of one call see each other
+    /// exactly, and older ones as they are stored: what OSCAR and OScaR do in prefill.
+    pub fn causal() -> Self {
+        Self::default()
+    }
+
+    /// Multiplies the scores (default `1 / sqrt(head_dim)`).
+    #[must_use]
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Every token sees what it would have seen had the tokens come one call at a time: those
+    /// that would have been packed by then are read from their page. Use it to measure what a
+    /// method costs; it is slower than [`causal`](Self::causal), and much faster than one call a
+    /// token.
+    #[must_use]
+    pub fn streaming(mut self) -> Self {
+        self.streaming = true;
+        self
+    }
+
+    /// The sequences of the batch rows (default: all, in the cache's order). Prompts of different
+    /// lengths are prefilled with one call each, and decoded together.
+    #[must_use]
+    pub fn rows(mut self, rows: &[SequenceId]) -> Self {
+        self.rows = Some(rows.to_vec());
+        self
+    }
+}
+
+impl KvCache {
+    /// Appends `key` and `value` to `layer` and returns the attention of `query` over everything
+    /// the sequences hold.
+    ///
+    /// - `query`: `[batch, heads, tokens, head_dim]`, after any normalisation and rotary embedding
+    /// - `key`, `value`: `[batch, kv_heads, tokens, head_dim]`; query head h reads KV head
+    ///   `h / (heads / kv_heads)`
+    /// - result: `[batch, heads, tokens, head_dim]`, in the query's dtype
+    ///
+    /// The same call serves prefill, chunked prefill and decode. Each layer is called once per
+    /// step; a step that fails in the middle of a model is undone by
+    /// [`truncate`](Self::truncate) to [`len`](Self::len).
+    ///
+    /// On a device with autodiff, gradients reach the query, and the keys and values that are not
+    /// yet packed; packed tokens are constants (straight through).
+    ///
+    /// # Errors
+    /// [`Error::Layer`], [`Error::Shape`], [`Error::Dtype`], [`Error::HeadRatio`],
+    /// [`Error::UnknownSequence`], [`Error::RepeatedSequence`], [`Error::NotFinite`],
+    /// [`Error::OutOfRange`], [`Error::PoolExhausted`]: the cache is as it was before.
+    pub fn attend(
+        &mut self,
+        layer: usize,
+        query: Tensor<4>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+        options: AttentionOptions,
+    ) -> Result<Tensor<4>> {
+        self.layer(layer)?;
+        let rows = self.rows(&options)?;
+        self.check_tensors(&rows, &query, &key, &value)?;
+        let [_, kv_heads, tokens, head_dim] = key.dims();
+        let scale = options.scale.unwrap_or(1.0 / (head_dim as f64).sqrt());
+        if !scale.is_finite() {
+            return Err(Error::Option {
+                option: "scale",
+                value: scale.to_string(),
+                reason: "scores are multiplied by a finite number",
+            });
+        }
+        let transform = self.transforms[layer].clone();
+        let query = transform.query(query, kv_heads);
+        let key = transform.key(key);
+        let value = transform.value(value);
+        if self.config.check_inputs {
+            self.check_numbers(layer, &key, &value)?;
+        }
+        self.check_room(layer, &rows, tokens)?;
+
+        let mut outputs = Vec::new();
+        let mut done = 0;
+        while done < tokens {
+            let mut count = tokens - done;
+            if options.streaming {
+                let until = rows.iter().map(|&row| self.until_next_page(layer, row));
+                count = until.fold(count, usize::min);
+            }
+            let [query, key, value] =
+                [&query, &key, &value].map(|tensor| tensor.clone().narrow(2, done, count));
+            let plan = self.plan(layer, &rows, scale);
+            let stored = self.layer(layer)?.clone();
+            outputs.push(backend::attend(query, key.clone(), value.clone(), stored, plan));
+            self.append(layer, &rows, key, value)?;
+            done += count;
+        }
+        Ok(transform.output(Tensor::cat(outputs, 2), kv_heads))
+    }
+
+    fn rows(&self, options: &AttentionOptions) -> Result<Vec<usize>> {
+        let Some(ids) = &options.rows else {
+            return Ok((0..self.sequences.len()).collect());
+        };
+        let mut rows = Vec::new();
+        for &id in ids {
+            let row = self.index_of(id)?;
+            if rows.contains(&row) {
+                return Err(Error::RepeatedSequence { id: id.0 });
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    fn plan(&self, layer: usize, rows: &[usize], scale: f64) -> AttentionPlan {
+        let rows = rows
+            .iter()
+            .map(|&row| {
+                let sequence = &self.sequences[row];
+                let table = &sequence.layers[layer];
+                let pages = sequence.pages.iter().copied();
+                PlanRow {
+                    slot: sequence.slot,
+                    sinks: table.sinks,
+                    pages: pages.zip(table.pages.iter().copied()).collect(),
+                    recent: table.recent,
+                }
+            })
+            .collect();
+        AttentionPlan { rows, scale }
+    }
+
+    fn check_tensors(
+        &self,
+        rows: &[usize],
+        query: &Tensor<4>,
+        key: &Tensor<4>,
+        value: &Tensor<4>,
+    ) -> Result<()> {
+        let (kv_heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
+        let [batch, heads, tokens, query_dim] = query.dims();
+        let shape = |tensor: &'static str, found: [usize; 4], expected: String| Error::Shape {
+            tensor,
+            found: found.to_vec(),
+            expected,
+        };
+        if batch != rows.len() || batch == 0 || tokens == 0 || query_dim != head_dim {
+            return Err(shape(
+                "query",
+                query.dims(),
+                format!(
+                    "[{} sequences, query heads, at least 1 token, {head_dim} channels]",
+                    rows.len()
+                ),
+            ));
+        }
+        for (name, tensor) in [("key", key), ("value", value)] {
+            if tensor.dims() != [batch, kv_heads, tokens, head_dim] {
+                return Err(shape(
+                    name,
+                    tensor.dims(),
+                    format!("[{batch}, {kv_heads} KV heads, {tokens}, {head_dim}] as the query and the cache"),
+                ));
+            }
+        }
+        if heads == 0 || heads % kv_heads != 0 || heads / kv_heads > MAX_HEAD_RATIO {
+            return Err(Error::HeadRatio {
+                query_heads: heads,
+                kv_heads,
+                max_ratio: MAX_HEAD_RATIO,
+            });
+        }
+        for (name, tensor) in [("query", query), ("key", key), ("value", value)] {
+            if tensor.dtype() != self.config.dtype {
+                return Err(Error::Dtype {
+                    tensor: name,
+                    found: format!("{:?}", tensor.dtype()),
+                    expected: format!("{:?}", self.config.dtype),
+                });
+            }
+            let device = tensor.device();
+            if device != self.device {
+                return Err(Error::Device {
+                    tensor: name,
+                    found: format!("{device:?}"),
+                    expected: format!("{:?}", self.device),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what would spoil a page: NaN, infinities, and magnitudes past the parameters.
+    fn check_numbers(&self, layer: usize, key: &Tensor<4>, value: &Tensor<4>) -> Result<()> {
+        let stored = self.layer(layer)?;
+        for (name, tensor, pages) in [("key", key, &stored.key), ("value", value, &stored.value)] {
+            let tensor = tensor.clone().detach();
+            // Zero times NaN or infinity is NaN, so one sum finds either.
+            let spoilt = (tensor.clone() * 0.0).sum();
+            let largest = tensor.abs().max();
+            let numbers: Vec<f32> = Tensor::cat(vec![spoilt, largest], 0)
+                .try_into_vec_as()
+                .map_err(|error| Error::Execution(error.to_string()))?;
+            if numbers[0].is_nan() {
+                return Err(Error::NotFinite {
+                    layer,
+                    tensor: name,
+                });
+            }
+            if let Pages::Packed(packed) = pages {
+                let (limit, what) = packed.spec.max_magnitude(self.config.n_kv_heads);
+                if numbers[1] > limit {
+                    return Err(Error::OutOfRange {
+                        layer,
+                        tensor: name,
+                        found: numbers[1],
+                        limit,
+                        what,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything a sequence holds in a layer, oldest token first and transforms taken back: f32
+    /// keys and values `[kv_heads, tokens, head_dim]`. For inspection, and for models that keep
+    /// their own attention; it costs the memory that the cache saves.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Layer`].
+    pub fn dequantize(&self, id: SequenceId, layer: usize) -> Result<[Tensor<3>; 2]> {
+        use crate::quantizer::Role;
+        use burn::tensor::{DType, Int};
+        let stored: &KvLayer<_> = self.layer(layer)?;
+        let row = self.index_of(id)?;
+        let plan = self.plan(layer, &[row], 1.0).rows.remove(0);
+        let (heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
+        let side = |role, tier: &burn::backend::DispatchTensor| {
+            let tier = Tensor::<4>::from_dispatch(tier.clone()).narrow(0, plan.slot, 1);
+            let mut parts = Vec::new();
+            let mut exact = |start, count| {
+                if count > 0 {
+                    parts.push(tier.clone().narrow(2, start, count).cast(DType::F32));
+                }
+            };
+            exact(0, plan.sinks);
+            exact(stored.sink, plan.recent);
+            let recent = if plan.recent > 0 { parts.pop() } else { None };
+            if !plan.pages.is_empty() {
+                let ids: Vec<i64> = plan.pages.iter().map(|&(page, _)| i64::from(page)).collect();
+                let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &self.device);
+                let pages = backend::read_pages(stored.clone(), ids, role);
+                for (i, &(_, tokens)) in plan.pages.iter().enumerate() {
+                    parts.push(pages.clone().narrow(0, i, 1).narrow(2, 0, tokens));
+                }
+            }
+            parts.extend(recent);
+            if parts.is_empty() {
+                return Tensor::zeros([1, heads, 0, head_dim], &self.device);
+            }
+            Tensor::cat(parts, 2)
+        };
+        let transform = &self.transforms[layer];
+        let key = transform.key_back(side(Role::Key, &stored.key_tier));
+        let value = transform.value_back(side(Role::Value, &stored.value_tier));
+        let flat = |x: Tensor<4>| {
+            let [_, heads, tokens, head_dim] = x.dims();
+            x.reshape([heads, tokens, head_dim])
+        };
+        Ok([flat(key), flat(value)])
+    }
+}

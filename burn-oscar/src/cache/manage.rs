@@ -1,0 +1,211 @@
+//! Sequences come, fork, shrink and go.
+
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::{DType, Int, Tensor};
+
+use super::sequence::{LayerTable, Sequence};
+use super::{KvCache, SequenceId};
+use crate::backend::{KvLayer, OptionalTensor, Pages};
+use crate::error::{Error, Result};
+
+impl KvCache {
+    /// Adds an empty sequence as the last batch row.
+    ///
+    /// # Errors
+    /// [`Error::TooManySequences`].
+    pub fn add_sequence(&mut self) -> Result<SequenceId> {
+        let slot = self.free_slots.pop().ok_or(Error::TooManySequences {
+            max_sequences: self.config.max_sequences,
+        })?;
+        let id = self.fresh_id();
+        let sequence = Sequence::new(id, slot, self.layers.len());
+        self.sequences.push(sequence);
+        Ok(id)
+    }
+
+    fn fresh_id(&mut self) -> SequenceId {
+        self.next_id += 1;
+        SequenceId(self.next_id - 1)
+    }
+
+    /// Copies a sequence to a new one, the last batch row. Pages are shared, the exact tokens
+    /// copied.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::TooManySequences`]; [`Error::UnevenLayers`] in the
+    /// middle of a step.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId> {
+        let source = self.sequence(id)?.clone();
+        if !source.is_even() {
+            let lens = source.layers.iter().map(LayerTable::len);
+            return Err(Error::UnevenLayers {
+                id: id.0,
+                shortest: lens.clone().min().unwrap_or(0),
+                longest: lens.max().unwrap_or(0),
+            });
+        }
+        for layer in 0..self.layers.len() {
+            self.layer(layer)?;
+        }
+        let slot = self.free_slots.pop().ok_or(Error::TooManySequences {
+            max_sequences: self.config.max_sequences,
+        })?;
+        for layer in 0..self.layers.len() {
+            let mut stored = self.take_layer(layer)?;
+            stored.key_tier = copy_slot(stored.key_tier, source.slot, slot);
+            stored.value_tier = copy_slot(stored.value_tier, source.slot, slot);
+            self.layers[layer] = Some(stored);
+        }
+        self.pool.share(&source.pages);
+        let id = self.fresh_id();
+        self.sequences.push(Sequence { id, slot, ..source });
+        Ok(id)
+    }
+
+    /// Removes a sequence; its pages are free when no fork shares them.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn free(&mut self, id: SequenceId) -> Result<()> {
+        let row = self.index_of(id)?;
+        let sequence = self.sequences.remove(row);
+        self.release(&sequence.pages)?;
+        self.free_slots.push(sequence.slot);
+        self.poison_slot(sequence.slot)
+    }
+
+    /// Drops the newest tokens of a sequence, in every layer. A page that is cut keeps its other
+    /// tokens; it is never packed again. Also undoes a step that failed in the middle of a model:
+    /// truncate to [`len`](Self::len).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::TruncateBeyond`].
+    pub fn truncate(&mut self, id: SequenceId, len: usize) -> Result<()> {
+        let row = self.index_of(id)?;
+        let sequence = &mut self.sequences[row];
+        if len > sequence.len() {
+            return Err(Error::TruncateBeyond {
+                id: id.0,
+                to: len,
+                len: sequence.len(),
+            });
+        }
+        for table in &mut sequence.layers {
+            table.truncate(len);
+        }
+        let pages = sequence.layers.iter().map(|table| table.pages.len()).max();
+        let surplus = sequence.pages.split_off(pages.unwrap_or(0));
+        self.release(&surplus)
+    }
+
+    /// Puts the batch rows in the order of `ids`, as beam search wants: a sequence named again is
+    /// forked, one not named is freed. Returns the rows' sequences.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::TooManySequences`], [`Error::UnevenLayers`].
+    pub fn reorder(&mut self, ids: &[SequenceId]) -> Result<Vec<SequenceId>> {
+        if ids.len() > self.config.max_sequences {
+            return Err(Error::TooManySequences {
+                max_sequences: self.config.max_sequences,
+            });
+        }
+        for (i, &id) in ids.iter().enumerate() {
+            let sequence = self.sequence(id)?;
+            if ids[..i].contains(&id) && !sequence.is_even() {
+                return Err(Error::UnevenLayers {
+                    id: id.0,
+                    shortest: sequence.len(),
+                    longest: sequence.layers.iter().map(LayerTable::len).max().unwrap_or(0),
+                });
+            }
+        }
+        for id in self.sequences() {
+            if !ids.contains(&id) {
+                self.free(id)?;
+            }
+        }
+        let mut order = Vec::new();
+        for (i, &id) in ids.iter().enumerate() {
+            let repeated = ids[..i].contains(&id);
+            order.push(if repeated { self.fork(id)? } else { id });
+        }
+        self.sequences
+            .sort_by_key(|sequence| order.iter().position(|&id| id == sequence.id));
+        Ok(order)
+    }
+
+    /// Empties the cache: one empty sequence is left, whose id is new.
+    pub fn reset(&mut self) -> SequenceId {
+        for id in self.sequences() {
+            // The ids come from the cache itself, and a lost layer needs no poison.
+            let _ = self.free(id);
+        }
+        let slot = self.free_slots.pop().unwrap_or(0);
+        let id = self.fresh_id();
+        self.sequences = vec![Sequence::new(id, slot, self.layers.len())];
+        id
+    }
+
+    fn release(&mut self, pages: &[u32]) -> Result<()> {
+        let freed = self.pool.release(pages);
+        if !self.config.poison || freed.is_empty() {
+            return Ok(());
+        }
+        for layer in 0..self.layers.len() {
+            let mut stored = self.take_layer(layer)?;
+            for &page in &freed {
+                stored.key = poison_page(stored.key, page as usize);
+                stored.value = poison_page(stored.value, page as usize);
+            }
+            self.layers[layer] = Some(stored);
+        }
+        Ok(())
+    }
+
+    fn poison_slot(&mut self, slot: usize) -> Result<()> {
+        if !self.config.poison {
+            return Ok(());
+        }
+        for layer in 0..self.layers.len() {
+            let stored = self.take_layer(layer)?;
+            self.layers[layer] = Some(KvLayer {
+                key_tier: poison_row::<4>(stored.key_tier, slot),
+                value_tier: poison_row::<4>(stored.value_tier, slot),
+                ..stored
+            });
+        }
+        Ok(())
+    }
+}
+
+fn copy_slot(tier: DispatchTensor, from: usize, to: usize) -> DispatchTensor {
+    let tier = Tensor::<4>::from_dispatch(tier);
+    let [_, heads, tokens, head_dim] = tier.dims();
+    let row = tier.clone().narrow(0, from, 1);
+    tier.slice_assign([to..to + 1, 0..heads, 0..tokens, 0..head_dim], row)
+        .into_dispatch()
+}
+
+fn poison_row<const D: usize>(tensor: DispatchTensor, row: usize) -> DispatchTensor {
+    let tensor = Tensor::<D>::from_dispatch(tensor);
+    tensor.slice_fill([row..row + 1], f32::NAN).into_dispatch()
+}
+
+fn poison_page(pages: Pages<Dispatch>, page: usize) -> Pages<Dispatch> {
+    let optional = |tensor, poison: fn(DispatchTensor, usize) -> DispatchTensor| match tensor {
+        OptionalTensor::Present(tensor) => OptionalTensor::Present(poison(tensor, page)),
+        OptionalTensor::Absent => OptionalTensor::Absent,
+    };
+    match pages {
+        Pages::Exact(tensor) => Pages::Exact(poison_row::<4>(tensor, page)),
+        Pages::Packed(mut packed) => {
+            let words = Tensor::<3, Int>::from_dispatch(packed.words);
+            debug_assert_eq!(words.dtype(), DType::U32);
+            packed.words = words.slice_fill([page..page + 1], u32::MAX).into_dispatch();
+            packed.pairs = optional(packed.pairs, poison_row::<3>);
+            packed.norms = optional(packed.norms, poison_row::<2>);
+            packed.means = optional(packed.means, poison_row::<3>);
+            Pages::Packed(packed)
+        }
+    }
+}
