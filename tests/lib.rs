@@ -1,1 +1,5 @@
-//! Helpers.
+//! Fixtures and oracles for the tests.
+
+pub mod dense;
+pub mod fixtures;
+pub mod golden;

@@ -32,7 +32,7 @@
 //! # Feature flags
 //!
 //! One per Burn backend: `flex` (default), `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm`; and
-//! `fusion`, `autotune`, `autodiff`, `calibrate`. Enable backends through these flags, not only
+//! `fusion`, `autotune`, `calibrate`. Enable backends through these flags, not only
 //! through Burn's own: an operation of this crate on a backend whose flag is off panics.
 
 pub mod backend;

@@ -4,7 +4,6 @@
 //! in [`portable`], are made of Burn operations on real packed bits; they run anywhere and are
 //! what every kernel is tested against.
 
-#[cfg(feature = "autodiff")]
 mod autodiff;
 #[cfg(feature = "cube")]
 mod cube;

@@ -14,7 +14,7 @@ use crate::quantizer::Role;
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cube"),
     Fusion: cfg(feature = "fusion"),
-    Autodiff: cfg(feature = "autodiff"),
+    Autodiff,
 )]
 pub trait KvCacheOps: Backend {
     /// Quantises whole pages of transformed keys and values

@@ -122,9 +122,7 @@ impl Method {
                 ),
             });
         }
-        let mut method = Self::of(row, Some(calibration.clone()));
-        calibration.adjust(&mut method.key, &mut method.value);
-        Ok(method)
+        Ok(Self::of(row, Some(calibration.clone())))
     }
 
     /// Keys and values in the activation dtype.

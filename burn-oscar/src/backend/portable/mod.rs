@@ -11,7 +11,6 @@ mod tensor;
 
 pub(super) use attention::attend;
 pub(super) use page::{read_pages, write_pages};
-pub(super) use tensor::{Ints, Real};
 
 /// The shape of [`read_pages`]'s result, for lazy backends.
 #[cfg(feature = "fusion")]

@@ -1,0 +1,11 @@
+//! Tests by capability, in one binary.
+
+mod autodiff;
+mod cache_properties;
+mod degenerate;
+mod errors;
+mod logits;
+mod memory;
+mod quantizers;
+mod real_model;
+mod streaming;
