@@ -1,0 +1,113 @@
+//! Puts the tensors of a checkpoint where they belong in the model.
+
+use burn::module::Param;
+use burn::nn::{Linear, RmsNorm};
+use burn::tensor::{Device, Tensor, TensorData};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::fingerprint::Fingerprint;
+use super::{LoadError, Weights};
+use crate::config::ModelConfig;
+use crate::model::Model;
+
+/// Builds the model of a checked configuration from a checkpoint's weights. Also returns the
+/// fingerprint.
+pub(super) fn assemble(
+    config: &ModelConfig,
+    weights: &mut dyn Weights,
+    device: &Device,
+) -> Result<(Model, String), LoadError> {
+    let mut model = Model::new(config, device);
+    let progress = progress(config.num_layers as u64);
+    let mut assembly =
+        Assembly { weights, fingerprint: Fingerprint::new(config), device };
+
+    let hidden = config.hidden_size;
+    let embedding = [config.vocab_size, hidden];
+    model.embedding.weight = assembly.parameter("model.embed_tokens.weight", embedding)?;
+    for (index, layer) in model.layers.iter_mut().enumerate() {
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let attention = &mut layer.attention;
+        assembly.norm(&name("input_layernorm"), &mut layer.attention_norm)?;
+        assembly.linear(&name("self_attn.q_proj"), &mut attention.query)?;
+        assembly.linear(&name("self_attn.k_proj"), &mut attention.key)?;
+        assembly.linear(&name("self_attn.v_proj"), &mut attention.value)?;
+        assembly.linear(&name("self_attn.o_proj"), &mut attention.output)?;
+        if let Some(norm) = &mut attention.query_norm {
+            assembly.norm(&name("self_attn.q_norm"), norm)?;
+        }
+        if let Some(norm) = &mut attention.key_norm {
+            assembly.norm(&name("self_attn.k_norm"), norm)?;
+        }
+        assembly.norm(&name("post_attention_layernorm"), &mut layer.feed_forward_norm)?;
+        assembly.linear(&name("mlp.gate_proj"), &mut layer.feed_forward.gate)?;
+        assembly.linear(&name("mlp.up_proj"), &mut layer.feed_forward.up)?;
+        assembly.linear(&name("mlp.down_proj"), &mut layer.feed_forward.down)?;
+        progress.inc(1);
+    }
+    assembly.norm("model.norm", &mut model.norm)?;
+    if let Some(head) = &mut model.head {
+        assembly.linear("lm_head", head)?;
+    }
+    progress.finish_and_clear();
+    Ok((model, assembly.fingerprint.finish()))
+}
+
+struct Assembly<'a> {
+    weights: &'a mut dyn Weights,
+    fingerprint: Fingerprint,
+    device: &'a Device,
+}
+
+impl Assembly<'_> {
+    /// Reads `name.weight`, and `name.bias` where the layer has one.
+    fn linear(&mut self, name: &str, layer: &mut Linear) -> Result<(), LoadError> {
+        let [inputs, outputs] = layer.weight.shape().dims();
+        let weight = self.tensor(&format!("{name}.weight"), [outputs, inputs])?;
+        // Burn multiplies by `[inputs, outputs]`. The transpose is a view: each output's weights
+        // stay side by side in memory, and a single token then costs one dot product for each.
+        layer.weight = Param::from_tensor(weight.transpose());
+        if let Some(bias) = &mut layer.bias {
+            *bias = self.parameter(&format!("{name}.bias"), [outputs])?;
+        }
+        Ok(())
+    }
+
+    /// Reads `name.weight`.
+    fn norm(&mut self, name: &str, layer: &mut RmsNorm) -> Result<(), LoadError> {
+        let width = layer.gamma.shape().dims::<1>();
+        layer.gamma = self.parameter(&format!("{name}.weight"), width)?;
+        Ok(())
+    }
+
+    fn parameter<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+    ) -> Result<Param<Tensor<D>>, LoadError> {
+        self.tensor(name, shape).map(Param::from_tensor)
+    }
+
+    fn tensor<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+    ) -> Result<Tensor<D>, LoadError> {
+        let (values, dtype) = self.weights.read(name, &shape)?;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            let value = values[index];
+            return Err(LoadError::NotFinite { name: name.to_string(), index, value });
+        }
+        self.fingerprint.add(name, &shape, &dtype, &values);
+        Ok(Tensor::from_data(TensorData::new(values, shape), self.device))
+    }
+}
+
+/// A bar over the layers, on standard error; hidden where that is no terminal.
+fn progress(layers: u64) -> ProgressBar {
+    let bar = ProgressBar::new(layers);
+    if let Ok(style) = ProgressStyle::with_template("loading {wide_bar} {pos}/{len} layers") {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,188 @@
+//! A GGUF file: weights, configuration and tokenizer in one.
+//!
+//! candle-core parses the file and dequantises. It trusts more than it should of a damaged
+//! file, so tensor sizes are compared with the file's length, and with each other, before any
+//! tensor is read.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use candle_core::quantized::gguf_file::Content;
+
+use super::assemble::assemble;
+use super::gguf_metadata::{DIVISORS, Metadata};
+use super::{LoadError, LoadedModel, Weights, check_vocabulary};
+use crate::config::RopeScaling;
+use crate::tokenizer::Tokenizer;
+
+/// Loads a file.
+pub(super) fn load(path: &Path, device: &Device) -> Result<LoadedModel, LoadError> {
+    let mut file = GgufFile::open(path)?;
+    let metadata = Metadata::new(&file.content);
+    let mut config = metadata.config(path)?;
+    let tokenizer = metadata.vocabulary().and_then(Tokenizer::from_gguf);
+    let tokenizer = tokenizer.map_err(LoadError::tokenizer(path))?;
+    check_vocabulary(&tokenizer, &config)?;
+
+    if file.content.tensor_infos.contains_key(DIVISORS) {
+        let (divisors, _) = file.read_stored(DIVISORS, &[config.head_dim / 2])?;
+        config.rope.scaling = RopeScaling::Divisors(divisors.into_iter().map(f64::from).collect());
+        config.validate().map_err(LoadError::config(path))?;
+    }
+    file.permuted_head_dim = (config.architecture == "llama").then_some(config.head_dim);
+    let (model, fingerprint) = assemble(&config, &mut file, device)?;
+    Ok(LoadedModel { config, model, tokenizer, fingerprint })
+}
+
+/// An open file whose header has been checked.
+struct GgufFile {
+    path: PathBuf,
+    reader: BufReader<File>,
+    content: Content,
+    /// Set where query and key rows are in the order of interleaved rotation.
+    permuted_head_dim: Option<usize>,
+}
+
+impl GgufFile {
+    fn open(path: &Path) -> Result<Self, LoadError> {
+        let file = File::open(path).map_err(LoadError::io(path))?;
+        let length = file.metadata().map_err(LoadError::io(path))?.len();
+        let mut reader = BufReader::new(file);
+        let content = guarded(path, || Content::read(&mut reader))?;
+        check_ranges(&content, length).map_err(|reason| LoadError::corrupt(path, reason))?;
+        Ok(Self { path: path.to_path_buf(), reader, content, permuted_head_dim: None })
+    }
+
+    /// Reads a tensor by the name it has in the file.
+    fn read_stored(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<(Vec<f32>, String), LoadError> {
+        let missing =
+            || LoadError::MissingTensor { path: self.path.clone(), name: name.to_string() };
+        let info = self.content.tensor_infos.get(name).ok_or_else(missing)?;
+        if info.shape.dims() != shape {
+            return Err(LoadError::WrongShape {
+                name: name.to_string(),
+                expected: shape.to_vec(),
+                found: info.shape.dims().to_vec(),
+            });
+        }
+        let dtype = format!("{:?}", info.ggml_dtype);
+        let values = guarded(&self.path, || {
+            let cpu = candle_core::Device::Cpu;
+            let tensor = info.read(&mut self.reader, self.content.tensor_data_offset, &cpu)?;
+            tensor.dequantize(&cpu)?.flatten_all()?.to_vec1::<f32>()
+        })?;
+        Ok((values, dtype))
+    }
+}
+
+impl Weights for GgufFile {
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<f32>, String), LoadError> {
+        let stored = gguf_name(name).unwrap_or_else(|| name.to_string());
+        let (values, dtype) = self.read_stored(&stored, shape)?;
+        let rotated = name.contains("q_proj") || name.contains("k_proj");
+        Ok(match self.permuted_head_dim.filter(|_| rotated) {
+            Some(head_dim) => (half_split(&values, head_dim, shape[1..].iter().product()), dtype),
+            None => (values, dtype),
+        })
+    }
+}
+
+/// Runs a step of candle-core's; its error or panic means a damaged file.
+fn guarded<T>(
+    path: &Path,
+    step: impl FnOnce() -> candle_core::Result<T>,
+) -> Result<T, LoadError> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(result) => result.map_err(|error| LoadError::corrupt(path, first_line(&error))),
+        Err(_) => Err(LoadError::corrupt(path, "its header makes no sense")),
+    }
+}
+
+/// The message of an error without the backtrace that candle-core may append.
+fn first_line(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_string()
+}
+
+/// Checks that all tensors lie inside the file and none over another.
+fn check_ranges(content: &Content, length: u64) -> Result<(), String> {
+    let mut ranges = Vec::with_capacity(content.tensor_infos.len());
+    for (name, info) in &content.tensor_infos {
+        let count = |product: u64, &size: &usize| product.checked_mul(size as u64);
+        let elements = info.shape.dims().iter().try_fold(1, count);
+        let block = info.ggml_dtype.block_size() as u64;
+        let range = elements.and_then(|elements| {
+            let bytes = elements.div_ceil(block).checked_mul(info.ggml_dtype.type_size() as u64)?;
+            let start = content.tensor_data_offset.checked_add(info.offset)?;
+            Some((start, start.checked_add(bytes)?))
+        });
+        match range {
+            Some((start, end)) if end <= length => ranges.push((start, end, name)),
+            _ => {
+                return Err(format!(
+                    "tensor `{name}` of shape {:?} at offset {} does not fit into {length} bytes",
+                    info.shape.dims(),
+                    info.offset
+                ));
+            }
+        }
+    }
+    ranges.sort();
+    match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        Some(pair) => Err(format!("tensors `{}` and `{}` overlap", pair[0].2, pair[1].2)),
+        None => Ok(()),
+    }
+}
+
+/// Undoes the order of rows that a `llama` file has for queries and keys.
+///
+/// Such a file pairs neighbouring channels for rotation, `(x0, x1), (x2, x3), ...`; here
+/// channel `i` of the first half is paired with channel `i` of the second.
+fn half_split(values: &[f32], head_dim: usize, row: usize) -> Vec<f32> {
+    let half = head_dim / 2;
+    let mut rows = Vec::with_capacity(values.len());
+    for head in values.chunks_exact(head_dim * row) {
+        for part in 0..2 {
+            for pair in 0..half {
+                let start = (2 * pair + part) * row;
+                rows.extend_from_slice(&head[start..start + row]);
+            }
+        }
+    }
+    rows
+}
+
+/// The name in a GGUF file of a tensor that Hugging Face calls `name`.
+fn gguf_name(name: &str) -> Option<String> {
+    let (module, kind) = name.rsplit_once('.')?;
+    let place = match module {
+        "model.embed_tokens" => "token_embd".to_string(),
+        "model.norm" => "output_norm".to_string(),
+        "lm_head" => "output".to_string(),
+        _ => {
+            let (layer, part) = module.strip_prefix("model.layers.")?.split_once('.')?;
+            let part = match part {
+                "input_layernorm" => "attn_norm",
+                "self_attn.q_proj" => "attn_q",
+                "self_attn.k_proj" => "attn_k",
+                "self_attn.v_proj" => "attn_v",
+                "self_attn.o_proj" => "attn_output",
+                "self_attn.q_norm" => "attn_q_norm",
+                "self_attn.k_norm" => "attn_k_norm",
+                "post_attention_layernorm" => "ffn_norm",
+                "mlp.gate_proj" => "ffn_gate",
+                "mlp.up_proj" => "ffn_up",
+                "mlp.down_proj" => "ffn_down",
+                _ => return None,
+            };
+            format!("blk.{layer}.{part}")
+        }
+    };
+    Some(format!("{place}.{kind}"))
+}

@@ -1,0 +1,249 @@
+//! The decoder of Qwen3, Qwen2 and Llama, over a cache that may hold two bits per value.
+//!
+//! The three differ by switches of [`ModelConfig`]: Qwen3 normalises queries and keys per head,
+//! Qwen2 adds biases to their projections, Llama does neither. Everything about the past is
+//! left to [`KvCache::attend`], which appends the new keys and values, stores old ones at the
+//! precision its method says, shares them among grouped query heads and returns the context.
+
+use burn::module::Module;
+use burn::nn::{
+    Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, RmsNorm, RmsNormConfig,
+};
+use burn::tensor::activation::silu;
+use burn::tensor::module::linear;
+use burn::tensor::{Device, Int, Tensor};
+use burn_oscar::{AttentionOptions, KvCache};
+
+use crate::config::ModelConfig;
+use crate::rope::{Rope, Rotation};
+
+/// Why a forward pass could not be made. The cache is as it was, except where it says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The rows of the input are not the sequences of the cache.
+    #[error("{rows} rows of tokens for a cache of {sequences} sequences; make them equal")]
+    Batch {
+        /// Rows of the token tensor.
+        rows: usize,
+        /// Sequences in the cache.
+        sequences: usize,
+    },
+    /// The cache refused.
+    #[error("layer {layer}: {source}")]
+    Cache {
+        /// Layer whose keys and values were refused. Above 0, the layers below it already hold
+        /// the tokens of this call: truncate the sequences to their former lengths.
+        layer: usize,
+        /// What the cache says.
+        source: burn_oscar::Error,
+    },
+}
+
+/// A decoder-only transformer of the Qwen3, Qwen2 and Llama family.
+#[derive(Module, Debug)]
+pub struct Model {
+    pub(crate) embedding: Embedding,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: RmsNorm,
+    /// `None` where the head is the embedding, transposed.
+    pub(crate) head: Option<Linear>,
+    #[module(skip)]
+    rope: Rope,
+}
+
+/// One decoder layer: attention and feed-forward, each normalised before and added after.
+#[derive(Module, Debug)]
+pub(crate) struct Layer {
+    pub(crate) attention_norm: RmsNorm,
+    pub(crate) attention: Attention,
+    pub(crate) feed_forward_norm: RmsNorm,
+    pub(crate) feed_forward: FeedForward,
+}
+
+/// Projections into query, key and value heads and back.
+#[derive(Module, Debug)]
+pub(crate) struct Attention {
+    pub(crate) query: Linear,
+    pub(crate) key: Linear,
+    pub(crate) value: Linear,
+    pub(crate) output: Linear,
+    pub(crate) query_norm: Option<RmsNorm>,
+    pub(crate) key_norm: Option<RmsNorm>,
+    head_dim: usize,
+}
+
+/// SwiGLU: `down(silu(gate(x)) * up(x))`.
+#[derive(Module, Debug)]
+pub(crate) struct FeedForward {
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+}
+
+impl Model {
+    /// A model with random weights. Weights are drawn when first used, so replacing them costs
+    /// nothing.
+    ///
+    /// # Panics
+    /// Where [`ModelConfig::validate`] reports an error; the loaders check it first.
+    pub fn new(config: &ModelConfig, device: &Device) -> Self {
+        let hidden = config.hidden_size;
+        let head = (!config.tie_word_embeddings)
+            .then(|| projection(hidden, config.vocab_size, false, device));
+        Self {
+            embedding: EmbeddingConfig::new(config.vocab_size, hidden).init(device),
+            layers: (0..config.num_layers).map(|_| Layer::new(config, device)).collect(),
+            norm: norm(hidden, config, device),
+            head,
+            rope: Rope::new(&config.rope, config.head_dim),
+        }
+    }
+
+    /// Runs new tokens through the layers and appends them to the cache.
+    ///
+    /// # Shapes
+    /// - tokens: `[batch, tokens]`, each below `vocab_size`; row `i` continues sequence `i` of
+    ///   the cache, at the position that the cache has reached
+    /// - output: `[batch, tokens, hidden_size]`, normalised, ready for [`Model::logits`]
+    ///
+    /// # Errors
+    /// [`ModelError`], when the batch is not the cache's or the cache refuses (full, not finite,
+    /// made for another model).
+    pub fn forward(
+        &self,
+        tokens: Tensor<2, Int>,
+        cache: &mut KvCache,
+        options: AttentionOptions,
+    ) -> Result<Tensor<3>, ModelError> {
+        let [rows, length] = tokens.dims();
+        let starts = cache.lens();
+        if rows != starts.len() {
+            return Err(ModelError::Batch { rows, sequences: starts.len() });
+        }
+        let rotation = self.rope.rotation(&starts, length, &tokens.device());
+        let mut hidden = self.embedding.forward(tokens);
+        for (index, layer) in self.layers.iter().enumerate() {
+            hidden = layer
+                .forward(hidden, &rotation, |query, key, value| {
+                    cache.attend(index, query, key, value, options.clone())
+                })
+                .map_err(|source| ModelError::Cache { layer: index, source })?;
+        }
+        Ok(self.norm.forward(hidden))
+    }
+
+    /// Scores over the vocabulary: `[batch, tokens, hidden_size]` to `[batch, tokens, vocab_size]`.
+    pub fn logits(&self, hidden: Tensor<3>) -> Tensor<3> {
+        match &self.head {
+            Some(head) => head.forward(hidden),
+            None => linear(hidden, self.embedding.weight.val().transpose(), None),
+        }
+    }
+
+    /// Scores after the newest token only: `[batch, tokens, hidden_size]` to
+    /// `[batch, vocab_size]`. During a prefill this saves most of the head's work.
+    pub fn last_logits(&self, hidden: Tensor<3>) -> Tensor<2> {
+        let tokens = hidden.dims()[1];
+        self.logits(hidden.narrow(1, tokens - 1, 1)).squeeze_dim(1)
+    }
+}
+
+impl Layer {
+    fn new(config: &ModelConfig, device: &Device) -> Self {
+        Self {
+            attention_norm: norm(config.hidden_size, config, device),
+            attention: Attention::new(config, device),
+            feed_forward_norm: norm(config.hidden_size, config, device),
+            feed_forward: FeedForward::new(config, device),
+        }
+    }
+
+    /// `[batch, tokens, hidden]` to the same; `attend` maps query, key and value heads,
+    /// `[batch, heads, tokens, head_dim]`, to the context of the query heads.
+    fn forward<E>(
+        &self,
+        hidden: Tensor<3>,
+        rotation: &Rotation,
+        attend: impl FnOnce(Tensor<4>, Tensor<4>, Tensor<4>) -> Result<Tensor<4>, E>,
+    ) -> Result<Tensor<3>, E> {
+        let normed = self.attention_norm.forward(hidden.clone());
+        let hidden = hidden + self.attention.forward(normed, rotation, attend)?;
+        let normed = self.feed_forward_norm.forward(hidden.clone());
+        Ok(hidden + self.feed_forward.forward(normed))
+    }
+}
+
+impl Attention {
+    fn new(config: &ModelConfig, device: &Device) -> Self {
+        let queries = config.num_heads * config.head_dim;
+        let keys = config.num_kv_heads * config.head_dim;
+        let hidden = config.hidden_size;
+        let head_norm = || config.qk_norm.then(|| norm(config.head_dim, config, device));
+        Self {
+            query: projection(hidden, queries, config.attention_bias, device),
+            key: projection(hidden, keys, config.attention_bias, device),
+            value: projection(hidden, keys, config.attention_bias, device),
+            output: projection(queries, hidden, config.attention_output_bias, device),
+            query_norm: head_norm(),
+            key_norm: head_norm(),
+            head_dim: config.head_dim,
+        }
+    }
+
+    fn forward<E>(
+        &self,
+        hidden: Tensor<3>,
+        rotation: &Rotation,
+        attend: impl FnOnce(Tensor<4>, Tensor<4>, Tensor<4>) -> Result<Tensor<4>, E>,
+    ) -> Result<Tensor<3>, E> {
+        let query = self.heads(&self.query, self.query_norm.as_ref(), hidden.clone());
+        let key = self.heads(&self.key, self.key_norm.as_ref(), hidden.clone());
+        let value = self.heads(&self.value, None, hidden);
+
+        let context = attend(
+            rotation.apply(query).swap_dims(1, 2),
+            rotation.apply(key).swap_dims(1, 2),
+            value.swap_dims(1, 2),
+        )?;
+
+        let [batch, heads, tokens, head_dim] = context.dims();
+        let context = context.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
+        Ok(self.output.forward(context))
+    }
+
+    /// Projects `[batch, tokens, hidden]` into `[batch, tokens, heads, head_dim]`.
+    fn heads(&self, projection: &Linear, norm: Option<&RmsNorm>, hidden: Tensor<3>) -> Tensor<4> {
+        let [batch, tokens, _] = hidden.dims();
+        let states = projection.forward(hidden);
+        let heads = states.dims()[2] / self.head_dim;
+        let states = states.reshape([batch, tokens, heads, self.head_dim]);
+        match norm {
+            Some(norm) => norm.forward(states),
+            None => states,
+        }
+    }
+}
+
+impl FeedForward {
+    fn new(config: &ModelConfig, device: &Device) -> Self {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        Self {
+            gate: projection(hidden, inner, false, device),
+            up: projection(hidden, inner, false, device),
+            down: projection(inner, hidden, false, device),
+        }
+    }
+
+    fn forward(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let gate = silu(self.gate.forward(hidden.clone()));
+        self.down.forward(gate * self.up.forward(hidden))
+    }
+}
+
+fn norm(width: usize, config: &ModelConfig, device: &Device) -> RmsNorm {
+    RmsNormConfig::new(width).with_epsilon(config.rms_norm_eps).init(device)
+}
+
+fn projection(input: usize, output: usize, bias: bool, device: &Device) -> Linear {
+    LinearConfig::new(input, output).with_bias(bias).with_layout(LinearLayout::Row).init(device)
+}
