@@ -1,0 +1,236 @@
+//! The options that several commands share.
+
+use std::{
+    fs, io,
+    io::{IsTerminal, Read},
+    path::{Path, PathBuf},
+};
+
+use burn_oscar::{Calibration, Method};
+use clap::{Args, builder::PossibleValuesParser};
+use qwen3::sampling::{Sampler, SamplingOptions};
+
+use super::{CliError, device::DeviceChoice};
+
+/// The method that is used when none is named: the best that needs no calibration.
+pub const DEFAULT_METHOD: &str = "hadamard_centred";
+
+/// Which model, and where it runs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// The model: a .gguf file, a Hugging Face folder, or a hub id
+    ///
+    /// A folder holds config.json, tokenizer.json and the weights as *.safetensors. A hub id, such
+    /// as Qwen/Qwen3-0.6B, is downloaded once where the Hugging Face hub can be reached.
+    #[arg(long, short, value_name = "FILE|FOLDER|ID")]
+    pub model: PathBuf,
+
+    /// Where the model runs: auto, flex, cpu, cuda, rocm, metal, vulkan or wgpu
+    ///
+    /// `flex` runs on the CPU and needs nothing installed. Every other device is a Cargo feature of
+    /// the same name and must be built in. `auto` takes the fastest one that is built in. A number
+    /// picks one of several, as in cuda:1.
+    #[arg(long, default_value = "auto", value_name = "DEVICE[:NUMBER]")]
+    pub device: DeviceChoice,
+
+    /// Show no progress and no statistics on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// How many tokens are kept exact, and the bits of the others.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct WindowArgs {
+    /// Tokens kept exact at the start [default: the method's, 64]
+    #[arg(long, value_name = "TOKENS")]
+    pub sink: Option<usize>,
+
+    /// Newest tokens kept exact, at least [default: the method's, 256]
+    ///
+    /// They are packed a page at a time, so up to a page more are exact.
+    #[arg(long, value_name = "TOKENS")]
+    pub recent: Option<usize>,
+
+    /// Bits of a packed number: 2, 4 or 8 [default: the method's, 2]
+    #[arg(long, value_name = "BITS")]
+    pub bits: Option<u8>,
+}
+
+impl WindowArgs {
+    /// The preset `name` with these options.
+    ///
+    /// # Errors
+    /// What [`Method::preset`], [`Method::calibrated`] and [`Method::with_bits`] give.
+    pub fn method(
+        &self,
+        name: &str,
+        calibration: Option<&Calibration>,
+    ) -> Result<Method, burn_oscar::Error> {
+        let mut method = match calibration {
+            Some(calibration) => Method::calibrated(name, calibration)?,
+            None => Method::preset(name)?,
+        };
+        if let Some(bits) = self.bits {
+            method = method.with_bits(bits)?;
+        }
+        if let Some(sink) = self.sink {
+            method = method.with_sink(sink);
+        }
+        if let Some(recent) = self.recent {
+            method = method.with_recent(recent);
+        }
+        Ok(method)
+    }
+}
+
+/// One method and its options.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct CacheArgs {
+    /// How old tokens are stored [default: the artifact's method, or hadamard_centred]
+    ///
+    /// `exact` packs nothing. `oscar` and `transform_coded` are calibrated and need --artifact.
+    #[arg(long, value_name = "METHOD", hide_default_value = true,
+          value_parser = PossibleValuesParser::new(Method::PRESETS.iter().copied()))]
+    pub method: Option<String>,
+
+    #[command(flatten)]
+    pub windows: WindowArgs,
+
+    /// Calibration artifact (.safetensors) of a calibrated method, made for this model
+    #[arg(long, value_name = "FILE")]
+    pub artifact: Option<PathBuf>,
+}
+
+impl CacheArgs {
+    /// The method that these options describe.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] for an artifact that the method does not take or lacks,
+    /// [`CliError::Cache`] for one that is damaged or of another method.
+    pub fn method(&self) -> Result<Method, CliError> {
+        let calibration = self
+            .artifact
+            .as_deref()
+            .map(Calibration::load)
+            .transpose()?;
+        let name = match (&self.method, &calibration) {
+            (Some(name), _) => name,
+            (None, Some(calibration)) => calibration.method(),
+            (None, None) => DEFAULT_METHOD,
+        };
+        if calibration.is_some() && !Method::needs_calibration(name) {
+            return Err(CliError::Usage(format!(
+                "method {name} is not calibrated and takes no --artifact: leave it out, or leave \
+                 out --method to use the artifact's"
+            )));
+        }
+        if calibration.is_none() && Method::needs_calibration(name) {
+            return Err(CliError::Usage(format!(
+                "method {name} is calibrated: give its artifact for this model with --artifact FILE"
+            )));
+        }
+        Ok(self.windows.method(name, calibration.as_ref())?)
+    }
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Randomness: 0 always takes the most likely token, 1 draws from the model's distribution
+    #[arg(long, default_value_t = 0.0, value_name = "NUMBER")]
+    pub temperature: f32,
+
+    /// Draw among this many of the most likely tokens; 0 for all
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub top_k: usize,
+
+    /// Draw among the most likely tokens whose probabilities add up to this, above 0 to 1
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    pub top_p: f32,
+
+    /// Seed of the random numbers; equal seeds give equal texts
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub seed: u64,
+}
+
+impl SamplingArgs {
+    /// The sampler that these options describe.
+    ///
+    /// # Errors
+    /// Values out of range.
+    pub fn sampler(&self) -> Result<Sampler, CliError> {
+        Ok(Sampler::new(SamplingOptions {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+        })?)
+    }
+}
+
+/// Reads a text file, or standard input for `-`.
+///
+/// # Errors
+/// [`CliError::Read`], also for text that is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, CliError> {
+    let text = if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        fs::read_to_string(path)
+    };
+    text.map_err(|source| CliError::Read {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// The prompt: given, from a file, or from a pipe.
+///
+/// # Errors
+/// [`CliError::Usage`] where there is none, [`CliError::Read`] for a file that cannot be read.
+pub fn read_prompt(prompt: Option<&str>, file: Option<&Path>) -> Result<String, CliError> {
+    let text = match (prompt, file) {
+        (Some(text), _) => text.to_string(),
+        (None, Some(file)) => read_text(file)?,
+        (None, None) if !io::stdin().is_terminal() => read_text(Path::new("-"))?,
+        (None, None) => {
+            return Err(CliError::Usage(
+                "there is no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in"
+                    .to_string(),
+            ));
+        }
+    };
+    if text.is_empty() {
+        return Err(CliError::Usage(
+            "the prompt is empty: give at least one character".to_string(),
+        ));
+    }
+    Ok(text)
+}
+
+/// How many prompt tokens go through the model at once.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ChunkArgs {
+    /// Prompt tokens that go through the model at once; fewer need less memory
+    ///
+    /// Within a chunk tokens see each other exactly; earlier chunks are seen as they are stored.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub chunk: usize,
+}
+
+/// Parses a number of at least 1.
+///
+/// # Errors
+/// A message for anything else.
+pub fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_string()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,78 @@
+//! A loaded model on its device, and caches for it.
+
+use burn::tensor::Device;
+use burn_oscar::{KvCache, KvCacheConfig, Method};
+use qwen3::{
+    load::{LoadedModel, load},
+    tokenizer::Tokenizer,
+};
+
+use super::{CliError, args::ModelArgs, output::note};
+
+/// What every command starts from.
+pub struct Session {
+    /// The model, its configuration and its tokenizer.
+    pub loaded: LoadedModel,
+    /// Where the model is.
+    pub device: Device,
+    /// Whether standard error stays empty.
+    pub quiet: bool,
+}
+
+impl Session {
+    /// Starts the device and loads the model.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] for the device, [`CliError::Load`] for the model.
+    pub fn open(args: &ModelArgs) -> Result<Self, CliError> {
+        let device = args.device.open()?;
+        let loaded = load(&args.model, &device)?;
+        Ok(Self {
+            loaded,
+            device,
+            quiet: args.quiet,
+        })
+    }
+
+    /// Text and tokens.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.loaded.tokenizer
+    }
+
+    /// An empty cache of one sequence for up to `max_tokens` tokens.
+    ///
+    /// Warns where the model was not trained for so many.
+    ///
+    /// # Errors
+    /// What the cache's configuration gives.
+    pub fn cache(&self, method: Method, max_tokens: usize) -> Result<KvCache, CliError> {
+        let trained = self.loaded.config.max_position_embeddings;
+        if max_tokens > trained {
+            note(
+                self.quiet,
+                &format!(
+                    "warning: {max_tokens} tokens are more than the {trained} that this model was \
+                     trained for; expect nonsense beyond them"
+                ),
+            );
+        }
+        let cache = self
+            .cache_config()
+            .with_method(method)
+            .with_max_tokens(max_tokens)
+            .init(&self.device)?;
+        Ok(cache)
+    }
+
+    /// What this model needs of a cache.
+    pub fn cache_config(&self) -> KvCacheConfig {
+        let config = &self.loaded.config;
+        KvCacheConfig::new(config.num_layers, config.num_kv_heads, config.head_dim)
+            .with_fingerprint(self.loaded.fingerprint.as_str())
+    }
+
+    /// The tokens that end a text.
+    pub fn stop_tokens(&self) -> Vec<u32> {
+        self.tokenizer().eos().to_vec()
+    }
+}

@@ -1,0 +1,288 @@
+//! Results as tables for people and JSON for programs.
+
+use burn_oscar::MemoryReport;
+use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
+use serde::Serialize;
+
+use crate::{
+    evaluate::{Agreement, MethodScore},
+    generate::Generation,
+};
+
+/// A method that `compare` left out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// The method's name.
+    pub method: String,
+    /// Why, and what would bring it in.
+    pub reason: String,
+}
+
+/// What `compare --json` prints.
+#[derive(Debug, Serialize)]
+pub struct Comparison<'a> {
+    /// The model as it was named on the command line.
+    pub model: &'a str,
+    /// The text file.
+    pub text: &'a str,
+    /// One entry per method that ran.
+    pub methods: &'a [MethodScore],
+    /// The methods that did not run.
+    pub skipped: &'a [Skipped],
+}
+
+/// One generation with its text, speed and memory: what `generate --json` prints, and one column
+/// of the demo.
+#[derive(Clone, Debug, Serialize)]
+pub struct GenerationReport {
+    /// The method's name.
+    pub method: String,
+    /// The generated text, without the prompt.
+    pub text: String,
+    /// Why it ended, in snake case.
+    pub stop: crate::generate::StopReason,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub new_tokens: usize,
+    /// Time to read the prompt.
+    pub prefill_seconds: f64,
+    /// Prompt tokens per second.
+    pub prefill_tokens_per_second: f64,
+    /// Time for the tokens after the first.
+    pub decode_seconds: f64,
+    /// Tokens per second after the first.
+    pub decode_tokens_per_second: f64,
+    /// The cache at the end.
+    pub memory: MemoryReport,
+    /// How often the method prefers the token that the exact cache chose; only in the demo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<Agreement>,
+}
+
+impl GenerationReport {
+    /// Gathers what one generation left behind.
+    pub fn new(
+        method: &str,
+        text: String,
+        generation: &Generation,
+        memory: MemoryReport,
+        agreement: Option<Agreement>,
+    ) -> Self {
+        Self {
+            method: method.to_string(),
+            text,
+            stop: generation.stop,
+            prompt_tokens: generation.prompt_tokens,
+            new_tokens: generation.tokens.len(),
+            prefill_seconds: generation.prefill.as_secs_f64(),
+            prefill_tokens_per_second: generation.prefill_rate(),
+            decode_seconds: generation.decode.as_secs_f64(),
+            decode_tokens_per_second: generation.decode_rate(),
+            memory,
+            agreement,
+        }
+    }
+
+    /// Speed and memory in a few lines, for standard error.
+    pub fn summary(&self) -> String {
+        format!(
+            "{}: {} prompt tokens in {:.2} s ({:.1} tokens/s), {} new tokens in {:.2} s ({:.1} \
+             tokens/s), {}\n{}",
+            self.method,
+            self.prompt_tokens,
+            self.prefill_seconds,
+            self.prefill_tokens_per_second,
+            self.new_tokens,
+            self.decode_seconds,
+            self.decode_tokens_per_second,
+            self.stop,
+            memory_line(&self.memory),
+        )
+    }
+}
+
+/// The cache's bytes by tier, in one line.
+pub fn memory_line(memory: &MemoryReport) -> String {
+    format!(
+        "cache: {} tokens in {} ({:.2} bits per value, {:.1} times smaller than 16 bits): sinks \
+         {}, pages {}, recent {}, table {}",
+        memory.tokens,
+        bytes(memory.resident_bytes),
+        memory.bits_per_value,
+        ratio(memory),
+        bytes(memory.sink_bytes),
+        bytes(memory.page_bytes),
+        bytes(memory.recent_bytes),
+        bytes(memory.table_bytes),
+    )
+}
+
+/// The comparison of several methods on one text.
+pub fn comparison_table(scores: &[MethodScore]) -> String {
+    let mut table = table(&[
+        "method",
+        "bits/value",
+        "bytes",
+        "16-bit/bytes",
+        "ppl",
+        "delta nll",
+        "KL",
+        "top-1",
+        "seconds",
+    ]);
+    for score in scores {
+        table.add_row([
+            score.method.clone(),
+            format!("{:.3}", score.bits_per_value),
+            bytes(score.bytes),
+            format!("{:.2}", score.ratio()),
+            format!("{:.3}", score.ppl),
+            with_spread(score.delta_nll, score.spread.delta_nll),
+            with_spread(score.kl, score.spread.kl),
+            with_spread(score.top1, score.spread.top1),
+            format!("{:.1}", score.seconds),
+        ]);
+    }
+    table.to_string()
+}
+
+/// The demo: speed, memory and agreement side by side.
+pub fn demo_table(reports: &[GenerationReport]) -> String {
+    let mut table = table(&[
+        "method",
+        "bits/value",
+        "bytes",
+        "16-bit/bytes",
+        "sinks",
+        "pages",
+        "recent",
+        "prompt tok/s",
+        "new tok/s",
+        "same next token",
+        "same text for",
+    ]);
+    for report in reports {
+        let memory = &report.memory;
+        let (share, prefix) = report.agreement.map_or_else(
+            || ("-".to_string(), "-".to_string()),
+            |a| {
+                (
+                    format!("{:.1} %", 100.0 * a.share()),
+                    format!("{} of {}", a.common_prefix, a.compared),
+                )
+            },
+        );
+        table.add_row([
+            report.method.clone(),
+            format!("{:.3}", memory.bits_per_value),
+            bytes(memory.resident_bytes),
+            format!("{:.2}", ratio(memory)),
+            bytes(memory.sink_bytes),
+            bytes(memory.page_bytes),
+            bytes(memory.recent_bytes),
+            format!("{:.1}", report.prefill_tokens_per_second),
+            format!("{:.1}", report.decode_tokens_per_second),
+            share,
+            prefix,
+        ]);
+    }
+    table.to_string()
+}
+
+/// The result of `perplexity` for people: the method's row, then its windows.
+pub fn perplexity_tables(score: &MethodScore) -> String {
+    let mut windows = table(&["window", "ppl", "exact ppl", "delta nll", "KL", "top-1"]);
+    for (index, window) in score.per_window.iter().enumerate() {
+        windows.add_row([
+            index.to_string(),
+            format!("{:.3}", window.ppl),
+            format!("{:.3}", window.exact_ppl),
+            format!("{:+.4}", window.nll - window.exact_nll),
+            format!("{:.4}", window.kl),
+            format!("{:.4}", window.top1),
+        ]);
+    }
+    windows.add_row([
+        "all".to_string(),
+        format!("{:.3}", score.ppl),
+        format!("{:.3}", score.exact_ppl),
+        format!("{:+.4}", score.delta_nll),
+        format!("{:.4}", score.kl),
+        format!("{:.4}", score.top1),
+    ]);
+    format!(
+        "{}\n{}, {} sinks, {} recent: {:.3} bits per value, {} where 16 bits take {}; {} positions, \
+         {:.1} s",
+        windows,
+        score.method,
+        score.sink,
+        score.recent,
+        score.bits_per_value,
+        bytes(score.bytes),
+        bytes(score.exact_bytes),
+        score.scored,
+        score.seconds,
+    )
+}
+
+/// How many times smaller the cache is than the same tokens in 16 bits.
+fn ratio(memory: &MemoryReport) -> f64 {
+    memory.exact_bytes as f64 / memory.resident_bytes.max(1) as f64
+}
+
+fn with_spread(value: f64, spread: Option<f64>) -> String {
+    match spread {
+        Some(spread) => format!("{value:.4} ± {spread:.4}"),
+        None => format!("{value:.4}"),
+    }
+}
+
+/// A table in Markdown: readable as it is, and ready to be pasted into a document.
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN).set_header(header.to_vec());
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// A count of bytes in the unit that suits it: 1024 bytes are a KiB.
+pub fn bytes(count: usize) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" {
+                format!("{count} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} GiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_choose_their_unit() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(5 << 20), "5.0 MiB");
+        assert_eq!(bytes(3 << 30), "3.00 GiB");
+    }
+
+    #[test]
+    fn tables_are_markdown() {
+        let mut any = table(&["a", "b"]);
+        any.add_row(["x", "1"]);
+        let text = any.to_string();
+        assert!(text.starts_with("| a |"), "{text}");
+        assert_eq!(text.lines().count(), 3);
+    }
+}
