@@ -229,3 +229,66 @@ fn the_error_shrinks_with_the_bits() {
         }
     }
 }
+
+/// The grid of the golden data: powers of 2^(1/16).
+fn log_grid(scale: Real<Flex>) -> (Ints<Flex>, Real<Flex>) {
+    let exponents: Vec<f32> = read(scale.clone())
+        .into_iter()
+        .map(|s| (16.0 * s.log2()).round_ties_even() / 16.0)
+        .collect();
+    let shape = scale.dims();
+    let scales = exponents.iter().map(|e| e.exp2()).collect();
+    (reals(exponents, &shape).into_u32(), reals(scales, &shape))
+}
+
+/// Codes and scales of real keys and values, as an independent program computed them.
+#[test]
+fn golden_midrise_codes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/golden.safetensors");
+    let file = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let numbers = |name: &str| -> Vec<f32> {
+        let view = file.tensor(name).unwrap();
+        match view.dtype() {
+            safetensors::Dtype::U8 => view.data().iter().map(|&b| f32::from(b)).collect(),
+            safetensors::Dtype::F16 => (view.data().chunks_exact(2))
+                .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            _ => (view.data().chunks_exact(4))
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+        }
+    };
+    let (heads, tokens, d) = (3, CHUNK_TOKENS, 64);
+    for layer in [3, 20] {
+        let centred = |side: &str| {
+            let x = reals(numbers(&format!("layer{layer}.{side}")), &[heads, 320, d]);
+            let mean = numbers(&format!("tc.layer{layer}.{side}.mean"));
+            x.narrow(1, 0, tokens).sub(reals(mean, &[heads, 1, d]))
+        };
+        let a = reals(numbers(&format!("tc.layer{layer}.k.A")), &[heads, d, d]);
+        let h = reals(crate::rotation::hadamard(d), &[1, d, d]);
+        let key = centred("k").matmul(a);
+        let value = centred("v").matmul(h);
+        let pattern = [Segment::new(4, 4), Segment::new(8, 2), Segment::new(4, 0)];
+        let sides = [
+            ("k", key, ChannelBits::Segments(pattern.to_vec().into()), vec![(0, 16), (16, 48)]),
+            ("v", value, ChannelBits::Uniform(2), vec![(0, 64)]),
+        ];
+        for (side, y, bits, segments) in sides {
+            let spec = spec(bits, Rounding::MidRise, Role::Key, d);
+            let (codes, _) = midrise::encode(&spec, y.reshape(&[1, heads, tokens, d]), log_grid);
+            for (start, end) in segments {
+                let found = read_ints(codes.clone().narrow(3, start, end - start));
+                let golden = numbers(&format!("tc.layer{layer}.{side}.codes_{start}_{end}"));
+                let different = (found.iter().zip(&golden)).filter(|&(&f, &g)| f as f32 != g).count();
+                // Products of matrices round differently; a number on a border may fall over.
+                assert!(
+                    different * 1000 <= golden.len(),
+                    "layer {layer} {side} {start}: {different} of {}",
+                    golden.len()
+                );
+            }
+        }
+    }
+}
