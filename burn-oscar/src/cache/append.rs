@@ -95,7 +95,8 @@ impl KvCache {
             }
             let table = &mut sequence.layers[layer];
             table.sinks += growth.to_sinks;
-            table.recent += tokens - growth.to_sinks - growth.pages * self.page_tokens;
+            let recent = table.recent + tokens - growth.to_sinks;
+            table.recent = recent - growth.pages * self.page_tokens;
             table.pages.extend(vec![self.page_tokens; growth.pages]);
         }
         if !demoted.pages.is_empty() {
