@@ -5,7 +5,7 @@ use crate::{
     model, process, text,
     workspace::{self, CARGO_REMEDY},
 };
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Options of the demo.
 #[derive(clap::Args)]
@@ -29,12 +29,14 @@ const METHODS: &str = "kivi,hadamard_centred,oscar_scaled";
 /// Fetches what is missing, builds the example and runs it.
 pub fn run(args: &Args) -> Result<()> {
     let model = match &args.model {
-        Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+        Some(path) => absolute(path),
         None => model::fetch()?,
     };
-    let prompt = match &args.prompt_file {
-        Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
-        None => text::fetch()?.prompt,
+    // The prompt of our own is a question to a model that was trained to answer; somebody else's
+    // text is continued as it is, unless `-- --chat` says otherwise.
+    let (prompt, chat) = match &args.prompt_file {
+        Some(path) => (absolute(path), None),
+        None => (text::fetch()?.prompt, Some("--chat")),
     };
     let mut qwen3 = workspace::cargo();
     qwen3
@@ -44,6 +46,12 @@ pub fn run(args: &Args) -> Result<()> {
         .arg("--prompt-file")
         .arg(prompt)
         .args(["--methods", &args.methods])
+        .args(chat)
         .args(&args.options);
     process::run(&mut qwen3, CARGO_REMEDY)
+}
+
+/// Cargo runs in the workspace's folder, so a path relative to the caller's would not be found.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
 }

@@ -28,9 +28,8 @@ const FORWARDED: [&str; 9] = [
 ];
 
 /// What is type-checked without a choice.
-const COMBINATIONS: [&str; 13] = [
+const COMBINATIONS: [&str; 12] = [
     "flex",
-    "flex,autodiff",
     "flex,calibrate",
     "cpu",
     "cuda",
@@ -40,8 +39,8 @@ const COMBINATIONS: [&str; 13] = [
     "rocm",
     "wgpu,autotune",
     "cpu,fusion",
-    "cuda,fusion,autotune,autodiff",
-    "flex,vulkan,fusion,autotune,autodiff,calibrate",
+    "cuda,fusion,autotune",
+    "flex,vulkan,fusion,autotune,calibrate",
 ];
 
 /// Checks the forwarding, then the combinations.

@@ -51,7 +51,7 @@ const PROMPT_ARTICLES: [&str; 9] = [
 ];
 const PROMPT_QUESTION: &str = "\
 Question: What is the average distance between the Moon and the Earth, and what does the Moon's \
-gravity do to the Earth?\nAnswer:";
+gravity do to the Earth?";
 
 fn prompt(articles: &Articles) -> Result<String> {
     let mut prompt = String::new();
@@ -108,7 +108,7 @@ mod tests {
     fn prompt_starts_with_what_it_asks_about() {
         let prompt = prompt(&articles(&PROMPT_ARTICLES)).unwrap();
         assert!(prompt.starts_with("Moon\nAbout Moon.\n\nEarth\n"));
-        assert!(prompt.ends_with("\nAnswer:"));
+        assert!(prompt.ends_with("do to the Earth?"));
     }
 
     #[test]
