@@ -12,31 +12,25 @@ use burn::nn::{
 use burn::tensor::activation::silu;
 use burn::tensor::module::linear;
 use burn::tensor::{Device, Int, Tensor};
-use burn_oscar::{AttentionOptions, KvCache};
+use burn_oscar::{AttentionOptions, KvCache, SequenceId};
 
 use crate::config::ModelConfig;
 use crate::rope::{Rope, Rotation};
 
-/// Why a forward pass could not be made. The cache is as it was, except where it says otherwise.
+/// Why a forward pass could not be made. The cache is as it was before.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The rows of the input are not the sequences of the cache.
-    #[error("{rows} rows of tokens for a cache of {sequences} sequences; make them equal")]
+    /// There are not as many rows of tokens as sequences to continue.
+    #[error("{rows} rows of tokens for {sequences} sequences; give one row for each")]
     Batch {
         /// Rows of the token tensor.
         rows: usize,
-        /// Sequences in the cache.
+        /// Sequences to continue.
         sequences: usize,
     },
     /// The cache refused.
-    #[error("layer {layer}: {source}")]
-    Cache {
-        /// Layer whose keys and values were refused. Above 0, the layers below it already hold
-        /// the tokens of this call: truncate the sequences to their former lengths.
-        layer: usize,
-        /// What the cache says.
-        source: burn_oscar::Error,
-    },
+    #[error(transparent)]
+    Cache(#[from] burn_oscar::Error),
 }
 
 /// A decoder-only transformer of the Qwen3, Qwen2 and Llama family.
@@ -92,42 +86,77 @@ impl Model {
             .then(|| projection(hidden, config.vocab_size, false, device));
         Self {
             embedding: EmbeddingConfig::new(config.vocab_size, hidden).init(device),
-            layers: (0..config.num_layers).map(|_| Layer::new(config, device)).collect(),
+            layers: (0..config.num_layers)
+                .map(|_| Layer::new(config, device))
+                .collect(),
             norm: norm(hidden, config, device),
             head,
             rope: Rope::new(&config.rope, config.head_dim),
         }
     }
 
-    /// Runs new tokens through the layers and appends them to the cache.
-    ///
-    /// # Shapes
-    /// - tokens: `[batch, tokens]`, each below `vocab_size`; row `i` continues sequence `i` of
-    ///   the cache, at the position that the cache has reached
-    /// - output: `[batch, tokens, hidden_size]`, normalised, ready for [`Model::logits`]
+    /// Runs new tokens through the layers and appends them to all sequences of the cache, in the
+    /// cache's order. See [`Model::forward_rows`].
     ///
     /// # Errors
-    /// [`ModelError`], when the batch is not the cache's or the cache refuses (full, not finite,
-    /// made for another model).
+    /// [`ModelError`].
     pub fn forward(
         &self,
         tokens: Tensor<2, Int>,
         cache: &mut KvCache,
         options: AttentionOptions,
     ) -> Result<Tensor<3>, ModelError> {
-        let [rows, length] = tokens.dims();
-        let starts = cache.lens();
-        if rows != starts.len() {
-            return Err(ModelError::Batch { rows, sequences: starts.len() });
+        let rows = cache.sequences();
+        self.forward_rows(tokens, &rows, cache, options)
+    }
+
+    /// Runs new tokens through the layers and appends them to some sequences of the cache.
+    ///
+    /// Each row goes on at the position that its sequence has reached. `rows` replaces what the
+    /// options say of rows.
+    ///
+    /// # Shapes
+    /// - tokens: `[batch, tokens]`, each below `vocab_size`; row `i` continues sequence `rows[i]`
+    /// - output: `[batch, tokens, hidden_size]`, normalised, ready for [`Model::logits`]
+    ///
+    /// # Errors
+    /// [`ModelError`], when the batch has another size than `rows` or the cache refuses: full,
+    /// made for another model, not finite. The cache is then as it was.
+    pub fn forward_rows(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: &[SequenceId],
+        cache: &mut KvCache,
+        options: AttentionOptions,
+    ) -> Result<Tensor<3>, ModelError> {
+        let [batch, length] = tokens.dims();
+        if batch != rows.len() {
+            return Err(ModelError::Batch {
+                rows: batch,
+                sequences: rows.len(),
+            });
         }
+        let starts = rows
+            .iter()
+            .map(|&row| cache.len(row))
+            .collect::<Result<Vec<_>, _>>()?;
         let rotation = self.rope.rotation(&starts, length, &tokens.device());
+        let options = options.rows(rows);
+
         let mut hidden = self.embedding.forward(tokens);
         for (index, layer) in self.layers.iter().enumerate() {
-            hidden = layer
-                .forward(hidden, &rotation, |query, key, value| {
-                    cache.attend(index, query, key, value, options.clone())
-                })
-                .map_err(|source| ModelError::Cache { layer: index, source })?;
+            let attend =
+                |query, key, value| cache.attend(index, query, key, value, options.clone());
+            hidden = match layer.forward(hidden, &rotation, attend) {
+                Ok(hidden) => hidden,
+                Err(error) => {
+                    // Lower layers hold the new tokens already.
+                    for (&row, &start) in rows.iter().zip(&starts) {
+                        cache.truncate(row, start)?;
+                    }
+                    return Err(error.into());
+                }
+            };
         }
         Ok(self.norm.forward(hidden))
     }
@@ -178,7 +207,11 @@ impl Attention {
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
         let hidden = config.hidden_size;
-        let head_norm = || config.qk_norm.then(|| norm(config.head_dim, config, device));
+        let head_norm = || {
+            config
+                .qk_norm
+                .then(|| norm(config.head_dim, config, device))
+        };
         Self {
             query: projection(hidden, queries, config.attention_bias, device),
             key: projection(hidden, keys, config.attention_bias, device),
@@ -207,7 +240,9 @@ impl Attention {
         )?;
 
         let [batch, heads, tokens, head_dim] = context.dims();
-        let context = context.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
+        let context = context
+            .swap_dims(1, 2)
+            .reshape([batch, tokens, heads * head_dim]);
         Ok(self.output.forward(context))
     }
 
@@ -241,9 +276,17 @@ impl FeedForward {
 }
 
 fn norm(width: usize, config: &ModelConfig, device: &Device) -> RmsNorm {
-    RmsNormConfig::new(width).with_epsilon(config.rms_norm_eps).init(device)
+    RmsNormConfig::new(width)
+        .with_epsilon(config.rms_norm_eps)
+        .init(device)
 }
 
 fn projection(input: usize, output: usize, bias: bool, device: &Device) -> Linear {
-    LinearConfig::new(input, output).with_bias(bias).with_layout(LinearLayout::Row).init(device)
+    LinearConfig::new(input, output)
+        .with_bias(bias)
+        .with_layout(LinearLayout::Row)
+        .init(device)
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,9 +26,10 @@ impl Rope {
         let frequencies = match &config.scaling {
             RopeScaling::None => trained.collect(),
             RopeScaling::Linear { factor } => trained.map(|f| f / factor).collect(),
-            RopeScaling::Divisors(divisors) => {
-                trained.zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect()
-            }
+            RopeScaling::Divisors(divisors) => trained
+                .zip(divisors)
+                .map(|(frequency, divisor)| frequency / divisor)
+                .collect(),
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -77,17 +78,26 @@ impl Rope {
             }
         };
         let attention_factor = match config.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::Yarn {
+                attention_factor, ..
+            } => attention_factor,
             _ => 1.0,
         };
-        Self { frequencies, attention_factor }
+        Self {
+            frequencies,
+            attention_factor,
+        }
     }
 
     /// Cosines and sines for `tokens` positions of each row, row `r` starting at `starts[r]`.
     pub fn rotation(&self, starts: &[usize], tokens: usize, device: &Device) -> Rotation {
         // Rows at the same position share one table, which then broadcasts over the batch.
         let shared = starts.windows(2).all(|pair| pair[0] == pair[1]);
-        let starts = if shared { &starts[..starts.len().min(1)] } else { starts };
+        let starts = if shared {
+            &starts[..starts.len().min(1)]
+        } else {
+            starts
+        };
 
         let half = self.frequencies.len();
         let mut cosines = Vec::with_capacity(starts.len() * tokens * half);
@@ -137,3 +147,6 @@ fn blend(from: f64, to: f64, share: f64) -> f64 {
     let share = share.clamp(0.0, 1.0);
     from * (1.0 - share) + to * share
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,8 +19,11 @@ pub(super) fn assemble(
 ) -> Result<(Model, String), LoadError> {
     let mut model = Model::new(config, device);
     let progress = progress(config.num_layers as u64);
-    let mut assembly =
-        Assembly { weights, fingerprint: Fingerprint::new(config), device };
+    let mut assembly = Assembly {
+        weights,
+        fingerprint: Fingerprint::new(config),
+        device,
+    };
 
     let hidden = config.hidden_size;
     let embedding = [config.vocab_size, hidden];
@@ -39,7 +42,10 @@ pub(super) fn assemble(
         if let Some(norm) = &mut attention.key_norm {
             assembly.norm(&name("self_attn.k_norm"), norm)?;
         }
-        assembly.norm(&name("post_attention_layernorm"), &mut layer.feed_forward_norm)?;
+        assembly.norm(
+            &name("post_attention_layernorm"),
+            &mut layer.feed_forward_norm,
+        )?;
         assembly.linear(&name("mlp.gate_proj"), &mut layer.feed_forward.gate)?;
         assembly.linear(&name("mlp.up_proj"), &mut layer.feed_forward.up)?;
         assembly.linear(&name("mlp.down_proj"), &mut layer.feed_forward.down)?;
@@ -96,10 +102,17 @@ impl Assembly<'_> {
         let (values, dtype) = self.weights.read(name, &shape)?;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             let value = values[index];
-            return Err(LoadError::NotFinite { name: name.to_string(), index, value });
+            return Err(LoadError::NotFinite {
+                name: name.to_string(),
+                index,
+                value,
+            });
         }
         self.fingerprint.add(name, &shape, &dtype, &values);
-        Ok(Tensor::from_data(TensorData::new(values, shape), self.device))
+        Ok(Tensor::from_data(
+            TensorData::new(values, shape),
+            self.device,
+        ))
     }
 }
 

@@ -127,21 +127,33 @@ pub enum LoadError {
 impl LoadError {
     /// An [`Io`](Self::Io) error of the file at `path`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
-        |source| Self::Io { path: path.to_path_buf(), source }
+        |source| Self::Io {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 
     /// A [`Config`](Self::Config) error of the file at `path`.
     pub(crate) fn config(path: &Path) -> impl FnOnce(ConfigError) -> Self + '_ {
-        |source| Self::Config { path: path.to_path_buf(), source }
+        |source| Self::Config {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 
     /// A [`Tokenizer`](Self::Tokenizer) error of the file at `path`.
     pub(crate) fn tokenizer(path: &Path) -> impl FnOnce(TokenizerError) -> Self + '_ {
-        |source| Self::Tokenizer { path: path.to_path_buf(), source }
+        |source| Self::Tokenizer {
+            path: path.to_path_buf(),
+            source,
+        }
     }
 
     /// A [`Corrupt`](Self::Corrupt) error of the file at `path`.
     pub(crate) fn corrupt(path: &Path, reason: impl Into<String>) -> Self {
-        Self::Corrupt { path: path.to_path_buf(), reason: reason.into() }
+        Self::Corrupt {
+            path: path.to_path_buf(),
+            reason: reason.into(),
+        }
     }
 }

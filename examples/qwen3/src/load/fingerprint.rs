@@ -37,7 +37,10 @@ impl Fingerprint {
             ("tie_word_embeddings", config.tie_word_embeddings as usize),
             ("qk_norm", config.qk_norm as usize),
             ("attention_bias", config.attention_bias as usize),
-            ("attention_output_bias", config.attention_output_bias as usize),
+            (
+                "attention_output_bias",
+                config.attention_output_bias as usize,
+            ),
         ] {
             hash.update(format!("{name}={value}\n"));
         }
@@ -61,6 +64,10 @@ impl Fingerprint {
 
     /// 64 hexadecimal digits.
     pub(super) fn finish(self) -> String {
-        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        self.0
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 }

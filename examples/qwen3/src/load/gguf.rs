@@ -34,7 +34,12 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<LoadedModel, LoadErro
     }
     file.permuted_head_dim = (config.architecture == "llama").then_some(config.head_dim);
     let (model, fingerprint) = assemble(&config, &mut file, device)?;
-    Ok(LoadedModel { config, model, tokenizer, fingerprint })
+    Ok(LoadedModel {
+        config,
+        model,
+        tokenizer,
+        fingerprint,
+    })
 }
 
 /// An open file whose header has been checked.
@@ -53,7 +58,12 @@ impl GgufFile {
         let mut reader = BufReader::new(file);
         let content = guarded(path, || Content::read(&mut reader))?;
         check_ranges(&content, length).map_err(|reason| LoadError::corrupt(path, reason))?;
-        Ok(Self { path: path.to_path_buf(), reader, content, permuted_head_dim: None })
+        Ok(Self {
+            path: path.to_path_buf(),
+            reader,
+            content,
+            permuted_head_dim: None,
+        })
     }
 
     /// Reads a tensor by the name it has in the file.
@@ -62,8 +72,10 @@ impl GgufFile {
         name: &str,
         shape: &[usize],
     ) -> Result<(Vec<f32>, String), LoadError> {
-        let missing =
-            || LoadError::MissingTensor { path: self.path.clone(), name: name.to_string() };
+        let missing = || LoadError::MissingTensor {
+            path: self.path.clone(),
+            name: name.to_string(),
+        };
         let info = self.content.tensor_infos.get(name).ok_or_else(missing)?;
         if info.shape.dims() != shape {
             return Err(LoadError::WrongShape {
@@ -88,17 +100,17 @@ impl Weights for GgufFile {
         let (values, dtype) = self.read_stored(&stored, shape)?;
         let rotated = name.contains("q_proj") || name.contains("k_proj");
         Ok(match self.permuted_head_dim.filter(|_| rotated) {
-            Some(head_dim) => (half_split(&values, head_dim, shape[1..].iter().product()), dtype),
+            Some(head_dim) => (
+                half_split(&values, head_dim, shape[1..].iter().product()),
+                dtype,
+            ),
             None => (values, dtype),
         })
     }
 }
 
 /// Runs a step of candle-core's; its error or panic means a damaged file.
-fn guarded<T>(
-    path: &Path,
-    step: impl FnOnce() -> candle_core::Result<T>,
-) -> Result<T, LoadError> {
+fn guarded<T>(path: &Path, step: impl FnOnce() -> candle_core::Result<T>) -> Result<T, LoadError> {
     match catch_unwind(AssertUnwindSafe(step)) {
         Ok(result) => result.map_err(|error| LoadError::corrupt(path, first_line(&error))),
         Err(_) => Err(LoadError::corrupt(path, "its header makes no sense")),
@@ -107,7 +119,12 @@ fn guarded<T>(
 
 /// The message of an error without the backtrace that candle-core may append.
 fn first_line(error: &candle_core::Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_string()
+    error
+        .to_string()
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_string()
 }
 
 /// Checks that all tensors lie inside the file and none over another.
@@ -118,7 +135,9 @@ fn check_ranges(content: &Content, length: u64) -> Result<(), String> {
         let elements = info.shape.dims().iter().try_fold(1, count);
         let block = info.ggml_dtype.block_size() as u64;
         let range = elements.and_then(|elements| {
-            let bytes = elements.div_ceil(block).checked_mul(info.ggml_dtype.type_size() as u64)?;
+            let bytes = elements
+                .div_ceil(block)
+                .checked_mul(info.ggml_dtype.type_size() as u64)?;
             let start = content.tensor_data_offset.checked_add(info.offset)?;
             Some((start, start.checked_add(bytes)?))
         });
@@ -135,7 +154,10 @@ fn check_ranges(content: &Content, length: u64) -> Result<(), String> {
     }
     ranges.sort();
     match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        Some(pair) => Err(format!("tensors `{}` and `{}` overlap", pair[0].2, pair[1].2)),
+        Some(pair) => Err(format!(
+            "tensors `{}` and `{}` overlap",
+            pair[0].2, pair[1].2
+        )),
         None => Ok(()),
     }
 }
@@ -185,4 +207,36 @@ fn gguf_name(name: &str) -> Option<String> {
         }
     };
     Some(format!("{place}.{kind}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_rows_are_split_in_halves() {
+        // Two heads of 4 channels, rows of 2 values; a row holds its channel's number.
+        let channel = |head: usize, channel: usize| [(10 * head + channel) as f32; 2];
+        let stored: Vec<f32> = (0..2)
+            .flat_map(|head| [0, 2, 1, 3].map(|c| channel(head, c)))
+            .flatten()
+            .collect();
+        let expected: Vec<f32> = (0..2)
+            .flat_map(|head| [0, 1, 2, 3].map(|c| channel(head, c)))
+            .flatten()
+            .collect();
+        assert_eq!(half_split(&stored, 4, 2), expected);
+    }
+
+    #[test]
+    fn every_tensor_of_the_model_has_a_name() {
+        let name = |name: &str| gguf_name(name).expect("a name");
+        assert_eq!(name("model.embed_tokens.weight"), "token_embd.weight");
+        assert_eq!(name("lm_head.weight"), "output.weight");
+        assert_eq!(
+            name("model.layers.12.self_attn.k_proj.bias"),
+            "blk.12.attn_k.bias"
+        );
+        assert_eq!(gguf_name("model.layers.1.mlp.experts.weight"), None);
+    }
 }

@@ -20,7 +20,10 @@ impl<'a> Metadata<'a> {
             Some(Value::String(name)) => name,
             _ => "",
         };
-        Self { content, architecture }
+        Self {
+            content,
+            architecture,
+        }
     }
 
     /// The configuration, checked.
@@ -32,7 +35,9 @@ impl<'a> Metadata<'a> {
 
     fn read_config(&self) -> Result<ModelConfig, ConfigError> {
         if !["qwen3", "qwen2", "llama"].contains(&self.architecture) {
-            return Err(ConfigError::Architecture { architecture: self.architecture.to_string() });
+            return Err(ConfigError::Architecture {
+                architecture: self.architecture.to_string(),
+            });
         }
         let hidden_size = required("embedding_length", self.size("embedding_length"))?;
         let num_heads = required("attention.head_count", self.size("attention.head_count"))?;
@@ -74,7 +79,11 @@ impl<'a> Metadata<'a> {
     }
 
     fn refuse_unsupported(&self, head_dim: usize) -> Result<(), ConfigError> {
-        let feature = |feature: &str| Err(ConfigError::Feature { feature: feature.to_string() });
+        let feature = |feature: &str| {
+            Err(ConfigError::Feature {
+                feature: feature.to_string(),
+            })
+        };
         let differs = |key| self.size(key).is_some_and(|size| size != head_dim);
         if differs("attention.value_length") {
             return feature("value heads of another size than key heads");
@@ -110,7 +119,11 @@ impl<'a> Metadata<'a> {
                 )?,
                 truncate: true,
             },
-            other => return Err(ConfigError::RopeScaling { kind: other.to_string() }),
+            other => {
+                return Err(ConfigError::RopeScaling {
+                    kind: other.to_string(),
+                });
+            }
         };
         // Llama 3's scaling is stored as a tensor of divisors, whose values are read with the
         // weights.
@@ -143,9 +156,9 @@ impl<'a> Metadata<'a> {
                 _ => None,
             })?,
             merges: self.list("tokenizer.ggml.merges", |value| match value {
-                Value::String(pair) => {
-                    pair.split_once(' ').map(|(left, right)| (left.to_string(), right.to_string()))
-                }
+                Value::String(pair) => pair
+                    .split_once(' ')
+                    .map(|(left, right)| (left.to_string(), right.to_string())),
                 _ => None,
             })?,
             bos: self.token_id("bos_token_id"),
@@ -164,26 +177,38 @@ impl<'a> Metadata<'a> {
         key: &str,
         item: impl Fn(&Value) -> Option<T>,
     ) -> Result<Vec<T>, TokenizerError> {
-        let broken = || TokenizerError::Vocabulary { reason: format!("`{key}` is no proper list") };
+        let broken = || TokenizerError::Vocabulary {
+            reason: format!("`{key}` is no proper list"),
+        };
         match self.content.metadata.get(key) {
-            Some(Value::Array(values)) => {
-                values.iter().map(item).collect::<Option<_>>().ok_or_else(broken)
-            }
+            Some(Value::Array(values)) => values
+                .iter()
+                .map(item)
+                .collect::<Option<_>>()
+                .ok_or_else(broken),
             _ => Err(broken()),
         }
     }
 
     fn token_id(&self, key: &str) -> Option<u32> {
-        let value = self.content.metadata.get(&format!("tokenizer.ggml.{key}"))?;
+        let value = self
+            .content
+            .metadata
+            .get(&format!("tokenizer.ggml.{key}"))?;
         value.to_u64().ok().and_then(|id| u32::try_from(id).ok())
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
-        self.content.metadata.get(&format!("{}.{key}", self.architecture))
+        self.content
+            .metadata
+            .get(&format!("{}.{key}", self.architecture))
     }
 
     fn size(&self, key: &str) -> Option<usize> {
-        self.get(key)?.to_u64().ok().and_then(|size| usize::try_from(size).ok())
+        self.get(key)?
+            .to_u64()
+            .ok()
+            .and_then(|size| usize::try_from(size).ok())
     }
 
     fn number(&self, key: &str) -> Option<f64> {

@@ -22,8 +22,11 @@ pub(super) const CONFIG: &str = "config.json";
 /// Vocabulary and rules.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 /// Files that are used where they are there.
-pub(super) const OPTIONAL: [&str; 3] =
-    ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
+pub(super) const OPTIONAL: [&str; 3] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
 
 /// Loads a folder.
 pub(super) fn load(folder: &Path, device: &Device) -> Result<LoadedModel, LoadError> {
@@ -47,7 +50,12 @@ pub(super) fn load(folder: &Path, device: &Device) -> Result<LoadedModel, LoadEr
 
     let mut weights = SafetensorsFolder::open(folder)?;
     let (model, fingerprint) = assemble(&config, &mut weights, device)?;
-    Ok(LoadedModel { config, model, tokenizer, fingerprint })
+    Ok(LoadedModel {
+        config,
+        model,
+        tokenizer,
+        fingerprint,
+    })
 }
 
 /// End tokens that `generation_config.json` adds, where it exists.
@@ -57,10 +65,15 @@ fn generation_eos(folder: &Path) -> Result<Vec<u32>, LoadError> {
         eos_token_id: Option<OneOrMore>,
     }
     const FILE: &str = "generation_config.json";
-    let Some(text) = read_optional(folder, FILE)? else { return Ok(Vec::new()) };
+    let Some(text) = read_optional(folder, FILE)? else {
+        return Ok(Vec::new());
+    };
     let parsed: Generation = serde_json::from_str(&text)
         .map_err(|source| LoadError::config(&folder.join(FILE))(source.into()))?;
-    Ok(parsed.eos_token_id.map(OneOrMore::into_vec).unwrap_or_default())
+    Ok(parsed
+        .eos_token_id
+        .map(OneOrMore::into_vec)
+        .unwrap_or_default())
 }
 
 fn read(folder: &Path, file: &str) -> Result<String, LoadError> {
@@ -91,8 +104,11 @@ struct SafetensorsFolder {
 
 impl SafetensorsFolder {
     fn open(folder: &Path) -> Result<Self, LoadError> {
-        let mut weights =
-            Self { folder: folder.to_path_buf(), stores: HashMap::new(), places: HashMap::new() };
+        let mut weights = Self {
+            folder: folder.to_path_buf(),
+            stores: HashMap::new(),
+            places: HashMap::new(),
+        };
         match read_optional(folder, INDEX)? {
             Some(index) => weights.places = shards(&folder.join(INDEX), &index)?,
             None if folder.join(SINGLE).is_file() => {
@@ -104,7 +120,10 @@ impl SafetensorsFolder {
             }
             None => {
                 let file = format!("{SINGLE} or {INDEX}");
-                return Err(LoadError::MissingFile { folder: folder.to_path_buf(), file });
+                return Err(LoadError::MissingFile {
+                    folder: folder.to_path_buf(),
+                    file,
+                });
             }
         }
         Ok(weights)
@@ -120,21 +139,28 @@ impl SafetensorsFolder {
         }
         let store = self.stores.entry(file.to_string());
         // Names are taken as they stand: layer numbers are those of the checkpoint.
-        Ok(store.or_insert_with(|| SafetensorsStore::from_file(path).map_indices_contiguous(false)))
+        Ok(
+            store
+                .or_insert_with(|| SafetensorsStore::from_file(path).map_indices_contiguous(false)),
+        )
     }
 }
 
 impl Weights for SafetensorsFolder {
     fn read(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<f32>, String), LoadError> {
-        let missing =
-            |path: &Path| LoadError::MissingTensor { path: path.into(), name: name.to_string() };
+        let missing = |path: &Path| LoadError::MissingTensor {
+            path: path.into(),
+            name: name.to_string(),
+        };
         let Some(file) = self.places.get(name).cloned() else {
             return Err(missing(&self.folder));
         };
         let path = self.folder.join(&file);
         let corrupt = |reason: String| LoadError::corrupt(&path, reason);
         let store = self.store(&file)?;
-        let tensor = store.get_tensor(name).map_err(|error| corrupt(error.to_string()))?;
+        let tensor = store
+            .get_tensor(name)
+            .map_err(|error| corrupt(error.to_string()))?;
         let tensor = tensor.ok_or_else(|| missing(&path))?;
         if tensor.shape.as_slice() != shape {
             return Err(LoadError::WrongShape {
@@ -144,8 +170,14 @@ impl Weights for SafetensorsFolder {
             });
         }
         let dtype = format!("{:?}", tensor.dtype);
-        if !matches!(tensor.dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
-            return Err(LoadError::UnsupportedDtype { name: name.to_string(), dtype });
+        if !matches!(
+            tensor.dtype,
+            DType::F64 | DType::F32 | DType::F16 | DType::BF16
+        ) {
+            return Err(LoadError::UnsupportedDtype {
+                name: name.to_string(),
+                dtype,
+            });
         }
         let data = bridge::to_data(tensor).map_err(|error| corrupt(error.to_string()))?;
         let values = data
@@ -163,12 +195,15 @@ fn shards(path: &Path, index: &str) -> Result<HashMap<String, String>, LoadError
     struct Index {
         weight_map: HashMap<String, String>,
     }
-    let index: Index = serde_json::from_str(index)
-        .map_err(|error| LoadError::corrupt(path, error.to_string()))?;
+    let index: Index =
+        serde_json::from_str(index).map_err(|error| LoadError::corrupt(path, error.to_string()))?;
     // A shard lies beside its index; a path to anywhere else is not followed.
     let elsewhere = |file: &&String| Path::new(file).file_name() != Some(file.as_ref());
     match index.weight_map.values().find(elsewhere) {
-        Some(file) => Err(LoadError::corrupt(path, format!("shard `{file}` is not a file name"))),
+        Some(file) => Err(LoadError::corrupt(
+            path,
+            format!("shard `{file}` is not a file name"),
+        )),
         None => Ok(index.weight_map),
     }
 }

@@ -14,9 +14,7 @@ use super::{LoadError, hf};
 pub(super) fn model_id(path: &Path) -> Option<&str> {
     let id = path.to_str()?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let part = |part: &str| {
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
-    };
+    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed);
     let (organisation, name) = id.split_once('/')?;
     (part(organisation) && part(name) && !name.ends_with(".gguf")).then_some(id)
 }
@@ -25,7 +23,9 @@ pub(super) fn model_id(path: &Path) -> Option<&str> {
 /// fetched again. `HF_HOME`, `HF_ENDPOINT` and the token that the hub's own tools keep are
 /// honoured.
 pub(super) fn fetch(id: &str) -> Result<PathBuf, LoadError> {
-    let api = ApiBuilder::from_env().build().map_err(|error| failure(id, "a list", error))?;
+    let api = ApiBuilder::from_env()
+        .build()
+        .map_err(|error| failure(id, "a list", error))?;
     let hub = Hub {
         id,
         repo: api.model(id.to_string()),
@@ -38,7 +38,10 @@ pub(super) fn fetch(id: &str) -> Result<PathBuf, LoadError> {
         let _ = hub.get(file);
     }
     match hub.get(hf::INDEX) {
-        Ok(index) => hub.shards(&index)?.iter().try_for_each(|file| hub.get(file).map(drop))?,
+        Ok(index) => hub
+            .shards(&index)?
+            .iter()
+            .try_for_each(|file| hub.get(file).map(drop))?,
         Err(_) => drop(hub.get(hf::SINGLE)?),
     }
     Ok(config.parent().map(Path::to_path_buf).unwrap_or_default())
@@ -77,7 +80,11 @@ impl Hub<'_> {
 }
 
 fn failure(id: &str, file: &str, error: impl ToString) -> LoadError {
-    LoadError::Hub { id: id.to_string(), file: file.to_string(), reason: error.to_string() }
+    LoadError::Hub {
+        id: id.to_string(),
+        file: file.to_string(),
+        reason: error.to_string(),
+    }
 }
 
 /// A bar over the bytes of one file, on standard error; hidden where that is no terminal.
@@ -103,6 +110,30 @@ impl Progress for DownloadBar {
     fn finish(&mut self) {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_organisation_and_a_name_are_an_id() {
+        assert_eq!(
+            model_id(Path::new("Qwen/Qwen3-0.6B")),
+            Some("Qwen/Qwen3-0.6B")
+        );
+        for path in [
+            "Qwen3",
+            "a/b/c",
+            "/model",
+            "./model",
+            "../model",
+            "dir/model.gguf",
+            "a b/c",
+        ] {
+            assert_eq!(model_id(Path::new(path)), None, "{path}");
         }
     }
 }

@@ -65,12 +65,16 @@ pub fn load(path: &Path, device: &Device) -> Result<LoadedModel, LoadError> {
     } else if path.is_file() {
         match is_gguf(path)? {
             true => gguf::load(path, device),
-            false => Err(LoadError::UnknownFormat { path: path.to_path_buf() }),
+            false => Err(LoadError::UnknownFormat {
+                path: path.to_path_buf(),
+            }),
         }
     } else if let Some(id) = hub::model_id(path) {
         hf::load(&hub::fetch(id)?, device)
     } else {
-        Err(LoadError::NotFound { path: path.to_path_buf() })
+        Err(LoadError::NotFound {
+            path: path.to_path_buf(),
+        })
     }
 }
 
@@ -86,9 +90,10 @@ fn is_gguf(path: &Path) -> Result<bool, LoadError> {
 /// Checks that every token of the tokenizer has a row in the embedding.
 fn check_vocabulary(tokenizer: &Tokenizer, config: &ModelConfig) -> Result<(), LoadError> {
     match tokenizer.largest_id() {
-        Some(id) if id as usize >= config.vocab_size => {
-            Err(LoadError::Vocabulary { id, rows: config.vocab_size })
-        }
+        Some(id) if id as usize >= config.vocab_size => Err(LoadError::Vocabulary {
+            id,
+            rows: config.vocab_size,
+        }),
         _ => Ok(()),
     }
 }

@@ -18,7 +18,10 @@ pub struct Message {
 impl Message {
     /// A turn of the given role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self {
+            role: role.into(),
+            content: content.into(),
+        }
     }
 }
 
@@ -31,19 +34,33 @@ pub(super) fn render(
     eos_token: &str,
 ) -> Result<String, TokenizerError> {
     let mut environment = Environment::new();
-    let failure = |error: Error| TokenizerError::ChatTemplate { reason: error.to_string() };
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    let failure = |error: Error| TokenizerError::ChatTemplate {
+        reason: error.to_string(),
+    };
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build();
     environment.set_syntax(syntax.map_err(failure)?);
     environment.set_unknown_method_callback(unknown_method_callback);
     // How a template refuses a conversation, such as one that starts with the assistant.
-    environment.add_function("raise_exception", |reason: String| -> Result<String, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, reason))
-    });
+    environment.add_function(
+        "raise_exception",
+        |reason: String| -> Result<String, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        },
+    );
     let turn = |turn: &Message| {
-        Value::from_pairs([("role", turn.role.as_str()), ("content", turn.content.as_str())])
+        Value::from_pairs([
+            ("role", turn.role.as_str()),
+            ("content", turn.content.as_str()),
+        ])
     };
     let messages: Vec<Value> = messages.iter().map(turn).collect();
     environment
-        .render_str(template, context! { messages, add_generation_prompt, bos_token, eos_token })
+        .render_str(
+            template,
+            context! { messages, add_generation_prompt, bos_token, eos_token },
+        )
         .map_err(failure)
 }

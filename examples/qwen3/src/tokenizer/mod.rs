@@ -126,7 +126,9 @@ impl Tokenizer {
     /// Rebuilds the tokenizer from a GGUF file's metadata.
     pub(crate) fn from_gguf(vocabulary: Vocabulary) -> Result<Self, TokenizerError> {
         let text = |id: Option<u32>| {
-            id.and_then(|id| vocabulary.tokens.get(id as usize)).cloned().unwrap_or_default()
+            id.and_then(|id| vocabulary.tokens.get(id as usize))
+                .cloned()
+                .unwrap_or_default()
         };
         let mut tokenizer = Self {
             prefix: vocabulary.bos.filter(|_| vocabulary.add_bos),
@@ -154,12 +156,17 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`].
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
-            .map_err(|error| TokenizerError::Encode { reason: error.to_string() })?;
+        let encoding =
+            self.inner
+                .encode_fast(text, add_special)
+                .map_err(|error| TokenizerError::Encode {
+                    reason: error.to_string(),
+                })?;
         let prefix = self.prefix.filter(|_| add_special);
-        Ok(prefix.into_iter().chain(encoding.get_ids().iter().copied()).collect())
+        Ok(prefix
+            .into_iter()
+            .chain(encoding.get_ids().iter().copied())
+            .collect())
     }
 
     /// The text of token ids. Special tokens are left out; bytes that are not UTF-8 become
@@ -170,7 +177,9 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         self.inner
             .decode(ids, true)
-            .map_err(|error| TokenizerError::Decode { reason: error.to_string() })
+            .map_err(|error| TokenizerError::Decode {
+                reason: error.to_string(),
+            })
     }
 
     /// A decoder for tokens that come one at a time.
@@ -204,14 +213,27 @@ impl Tokenizer {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, TokenizerError> {
-        let template = self.chat_template.as_deref().ok_or(TokenizerError::NoChatTemplate)?;
-        chat::render(template, messages, add_generation_prompt, &self.bos_text, &self.eos_text)
+        let template = self
+            .chat_template
+            .as_deref()
+            .ok_or(TokenizerError::NoChatTemplate)?;
+        chat::render(
+            template,
+            messages,
+            add_generation_prompt,
+            &self.bos_text,
+            &self.eos_text,
+        )
     }
 }
 
 /// A special token in `tokenizer_config.json`: a text, or an object that holds one.
 fn special_text(value: &Value) -> String {
-    value.as_str().or_else(|| value["content"].as_str()).unwrap_or_default().to_string()
+    value
+        .as_str()
+        .or_else(|| value["content"].as_str())
+        .unwrap_or_default()
+        .to_string()
 }
 
 /// The chat template in `tokenizer_config.json`: a text, or a list of named ones.
@@ -220,3 +242,6 @@ fn default_template(value: &Value) -> Option<String> {
     let listed = || value.as_array()?.iter().find(named)?["template"].as_str();
     value.as_str().or_else(listed).map(str::to_string)
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,11 @@ pub struct TextStream<'a> {
 
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, ids: Vec::new(), given: 0 }
+        Self {
+            tokenizer,
+            ids: Vec::new(),
+            given: 0,
+        }
     }
 
     /// Takes a token; returns the text that is complete now and was not before, often empty.

@@ -58,7 +58,10 @@ impl Vocabulary {
         }
         for id in [self.bos, self.eos, self.eot].into_iter().flatten() {
             if id as usize >= self.tokens.len() {
-                return Err(damaged(format!("special token {id} of {}", self.tokens.len())));
+                return Err(damaged(format!(
+                    "special token {id} of {}",
+                    self.tokens.len()
+                )));
             }
         }
         let vocab: Vocab = self.tokens.iter().cloned().zip(0..).collect();
@@ -83,7 +86,9 @@ impl Vocabulary {
         }
         let of_kind = |wanted: i32| {
             let kinds = self.kinds.iter().zip(&self.tokens);
-            kinds.filter(move |(kind, _)| **kind == wanted).map(|(_, token)| token)
+            kinds
+                .filter(move |(kind, _)| **kind == wanted)
+                .map(|(_, token)| token)
         };
         let special = of_kind(CONTROL).map(|token| AddedToken::from(token, true));
         let defined =
@@ -113,14 +118,24 @@ impl Rules {
             compose,
         };
         match name {
-            "gpt-2" => Ok(rules(vec![ByteLevel::new(false, true, true).into()], false, false)),
+            "gpt-2" => Ok(rules(
+                vec![ByteLevel::new(false, true, true).into()],
+                false,
+                false,
+            )),
             "smollm" => {
                 let digits = Digits::new(true).into();
-                Ok(rules(vec![digits, ByteLevel::new(false, true, true).into()], false, false))
+                Ok(rules(
+                    vec![digits, ByteLevel::new(false, true, true).into()],
+                    false,
+                    false,
+                ))
             }
             "qwen2" => Ok(rules(split_by(QWEN2)?, false, true)),
             "llama-bpe" | "llama3" | "llama-v3" => Ok(rules(split_by(LLAMA3)?, true, false)),
-            _ => Err(TokenizerError::PreTokenizer { name: name.to_string() }),
+            _ => Err(TokenizerError::PreTokenizer {
+                name: name.to_string(),
+            }),
         }
     }
 }
@@ -128,7 +143,13 @@ impl Rules {
 /// Splits by a regular expression, each match a piece, then maps bytes to their alphabet.
 fn split_by(pattern: &str) -> Result<Vec<PreTokenizerWrapper>, TokenizerError> {
     let pattern = SplitPattern::Regex(pattern.to_string());
-    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
-        .map_err(|error| TokenizerError::Vocabulary { reason: error.to_string() })?;
-    Ok(vec![split.into(), ByteLevel::new(false, true, false).into()])
+    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(|error| {
+        TokenizerError::Vocabulary {
+            reason: error.to_string(),
+        }
+    })?;
+    Ok(vec![
+        split.into(),
+        ByteLevel::new(false, true, false).into(),
+    ])
 }
