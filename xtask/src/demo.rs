@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// Options of the demo.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF file or Hugging Face folder to use in place of the small model.
-    #[arg(long, value_name = "PATH")]
+    /// A GGUF file, Hugging Face folder or hub id to use in place of the small model.
+    #[arg(long, value_name = "FILE|FOLDER|ID")]
     model: Option<PathBuf>,
     /// A text file to use as the prompt.
     #[arg(long, value_name = "FILE")]
@@ -52,6 +52,10 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Cargo runs in the workspace's folder, so a path relative to the caller's would not be found.
+/// What is no path here may be a hub id, which the example understands.
 fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.into())
+    match path.exists() {
+        true => std::path::absolute(path).unwrap_or_else(|_| path.into()),
+        false => path.into(),
+    }
 }

@@ -32,10 +32,14 @@ pub fn run(args: &Args) -> Result<()> {
     }
 
     let mut tests = tests(has_nextest());
-    if let Some((model, texts)) = model {
-        tests.env("BURN_OSCAR_MODEL", model);
-        tests.env("BURN_OSCAR_TEXT", texts.corpus);
-    }
+    match model {
+        Some((model, texts)) => tests
+            .env("BURN_OSCAR_MODEL", model)
+            .env("BURN_OSCAR_TEXT", texts.corpus),
+        None => tests
+            .env_remove("BURN_OSCAR_MODEL")
+            .env_remove("BURN_OSCAR_TEXT"),
+    };
     eprintln!("\nChecks passed: {}. Now the tests.", summary(&times));
     timed(&mut tests).map(drop)
 }
