@@ -6,11 +6,8 @@
 //! precision its method says, shares them among grouped query heads and returns the context.
 
 use burn::module::Module;
-use burn::nn::{
-    Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, RmsNorm, RmsNormConfig,
-};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::silu;
-use burn::tensor::module::linear;
 use burn::tensor::{Device, Int, Tensor};
 use burn_oscar::{AttentionOptions, KvCache, SequenceId};
 
@@ -163,10 +160,18 @@ impl Model {
 
     /// Scores over the vocabulary: `[batch, tokens, hidden_size]` to `[batch, tokens, vocab_size]`.
     pub fn logits(&self, hidden: Tensor<3>) -> Tensor<3> {
-        match &self.head {
-            Some(head) => head.forward(hidden),
-            None => linear(hidden, self.embedding.weight.val().transpose(), None),
-        }
+        let Some(head) = &self.head else {
+            // A view of the embedding, which is the largest matrix of a small model: `linear`
+            // would copy it. All rows share one product, for it is read once then.
+            let [batch, tokens, width] = hidden.dims();
+            let embedding = self.embedding.weight.val().unsqueeze::<3>();
+            let logits = hidden
+                .reshape([1, batch * tokens, width])
+                .matmul(embedding.transpose());
+            let vocab_size = logits.dims()[2];
+            return logits.reshape([batch, tokens, vocab_size]);
+        };
+        head.forward(hidden)
     }
 
     /// Scores after the newest token only: `[batch, tokens, hidden_size]` to
@@ -284,7 +289,6 @@ fn norm(width: usize, config: &ModelConfig, device: &Device) -> RmsNorm {
 fn projection(input: usize, output: usize, bias: bool, device: &Device) -> Linear {
     LinearConfig::new(input, output)
         .with_bias(bias)
-        .with_layout(LinearLayout::Row)
         .init(device)
 }
 

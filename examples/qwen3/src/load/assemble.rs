@@ -69,10 +69,11 @@ impl Assembly<'_> {
     /// Reads `name.weight`, and `name.bias` where the layer has one.
     fn linear(&mut self, name: &str, layer: &mut Linear) -> Result<(), LoadError> {
         let [inputs, outputs] = layer.weight.shape().dims();
-        let weight = self.tensor(&format!("{name}.weight"), [outputs, inputs])?;
-        // Burn multiplies by `[inputs, outputs]`. The transpose is a view: each output's weights
-        // stay side by side in memory, and a single token then costs one dot product for each.
-        layer.weight = Param::from_tensor(weight.transpose());
+        let values = self.values(&format!("{name}.weight"), &[outputs, inputs])?;
+        // Burn multiplies by `[inputs, outputs]`. A transposed view would do, but `linear` copies
+        // a weight that does not lie in order, once for every token.
+        let values = transposed(&values, outputs, inputs);
+        layer.weight = self.place(values, [inputs, outputs]);
         if let Some(bias) = &mut layer.bias {
             *bias = self.parameter(&format!("{name}.bias"), [outputs])?;
         }
@@ -91,15 +92,13 @@ impl Assembly<'_> {
         name: &str,
         shape: [usize; D],
     ) -> Result<Param<Tensor<D>>, LoadError> {
-        self.tensor(name, shape).map(Param::from_tensor)
+        let values = self.values(name, &shape)?;
+        Ok(self.place(values, shape))
     }
 
-    fn tensor<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-    ) -> Result<Tensor<D>, LoadError> {
-        let (values, dtype) = self.weights.read(name, &shape)?;
+    /// Reads a tensor, checks that it is finite and adds it to the fingerprint.
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let (values, dtype) = self.weights.read(name, shape)?;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             let value = values[index];
             return Err(LoadError::NotFinite {
@@ -108,12 +107,33 @@ impl Assembly<'_> {
                 value,
             });
         }
-        self.fingerprint.add(name, &shape, &dtype, &values);
-        Ok(Tensor::from_data(
+        self.fingerprint.add(name, shape, &dtype, &values);
+        Ok(values)
+    }
+
+    fn place<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {
+        Param::from_tensor(Tensor::from_data(
             TensorData::new(values, shape),
             self.device,
         ))
     }
+}
+
+/// `[rows, columns]` to `[columns, rows]`, tile by tile: a column walks through memory in large
+/// steps, which the cache forgives for a few lines at a time only.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    const TILE: usize = 32;
+    let mut result = vec![0.0; values.len()];
+    for first_row in (0..rows).step_by(TILE) {
+        for first_column in (0..columns).step_by(TILE) {
+            for row in first_row..(first_row + TILE).min(rows) {
+                for column in first_column..(first_column + TILE).min(columns) {
+                    result[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+    }
+    result
 }
 
 /// A bar over the layers, on standard error; hidden where that is no terminal.
@@ -123,4 +143,23 @@ fn progress(layers: u64) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::transposed;
+
+    #[test]
+    fn tiles_cover_a_matrix_of_any_size() {
+        for (rows, columns) in [(1, 1), (3, 70), (64, 32), (33, 100)] {
+            let values: Vec<f32> = (0..rows * columns).map(|index| index as f32).collect();
+            let result = transposed(&values, rows, columns);
+            for row in 0..rows {
+                for column in 0..columns {
+                    let expected = values[row * columns + column];
+                    assert_eq!(result[column * rows + row], expected);
+                }
+            }
+        }
+    }
 }
