@@ -98,17 +98,17 @@ impl Assembly<'_> {
 
     /// Reads a tensor, checks that it is finite and adds it to the fingerprint.
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
-        let (values, dtype) = self.weights.read(name, shape)?;
-        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-            let value = values[index];
+        let tensor = self.weights.read(name, shape)?;
+        if let Some(index) = tensor.values.iter().position(|value| !value.is_finite()) {
             return Err(LoadError::NotFinite {
-                name: name.to_string(),
+                name: tensor.name,
                 index,
-                value,
+                value: tensor.values[index],
             });
         }
-        self.fingerprint.add(name, shape, &dtype, &values);
-        Ok(values)
+        self.fingerprint
+            .add(name, shape, &tensor.dtype, &tensor.values);
+        Ok(tensor.values)
     }
 
     fn place<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Param<Tensor<D>> {

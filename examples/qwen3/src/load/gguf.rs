@@ -10,11 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use candle_core::quantized::gguf_file::Content;
+use candle_core::quantized::gguf_file::{Content, DEFAULT_ALIGNMENT};
 
 use super::assemble::assemble;
 use super::gguf_metadata::{DIVISORS, Metadata};
-use super::{LoadError, LoadedModel, Weights, check_vocabulary};
+use super::{LoadError, LoadedModel, StoredTensor, Weights, check_vocabulary};
 use crate::config::RopeScaling;
 use crate::tokenizer::Tokenizer;
 
@@ -28,7 +28,7 @@ pub(super) fn load(path: &Path, device: &Device) -> Result<LoadedModel, LoadErro
     check_vocabulary(&tokenizer, &config)?;
 
     if file.content.tensor_infos.contains_key(DIVISORS) {
-        let (divisors, _) = file.read_stored(DIVISORS, &[config.head_dim / 2])?;
+        let divisors = file.read_stored(DIVISORS, &[config.head_dim / 2])?.values;
         config.rope.scaling = RopeScaling::Divisors(divisors.into_iter().map(f64::from).collect());
         config.validate().map_err(LoadError::config(path))?;
     }
@@ -67,11 +67,7 @@ impl GgufFile {
     }
 
     /// Reads a tensor by the name it has in the file.
-    fn read_stored(
-        &mut self,
-        name: &str,
-        shape: &[usize],
-    ) -> Result<(Vec<f32>, String), LoadError> {
+    fn read_stored(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor, LoadError> {
         let missing = || LoadError::MissingTensor {
             path: self.path.clone(),
             name: name.to_string(),
@@ -90,22 +86,23 @@ impl GgufFile {
             let tensor = info.read(&mut self.reader, self.content.tensor_data_offset, &cpu)?;
             tensor.dequantize(&cpu)?.flatten_all()?.to_vec1::<f32>()
         })?;
-        Ok((values, dtype))
+        Ok(StoredTensor {
+            name: name.to_string(),
+            dtype,
+            values,
+        })
     }
 }
 
 impl Weights for GgufFile {
-    fn read(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<f32>, String), LoadError> {
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor, LoadError> {
         let stored = gguf_name(name).unwrap_or_else(|| name.to_string());
-        let (values, dtype) = self.read_stored(&stored, shape)?;
+        let mut tensor = self.read_stored(&stored, shape)?;
         let rotated = name.contains("q_proj") || name.contains("k_proj");
-        Ok(match self.permuted_head_dim.filter(|_| rotated) {
-            Some(head_dim) => (
-                half_split(&values, head_dim, shape[1..].iter().product()),
-                dtype,
-            ),
-            None => (values, dtype),
-        })
+        if let Some(head_dim) = self.permuted_head_dim.filter(|_| rotated) {
+            tensor.values = half_split(&tensor.values, head_dim, shape[1..].iter().product());
+        }
+        Ok(tensor)
     }
 }
 
@@ -127,8 +124,11 @@ fn first_line(error: &candle_core::Error) -> String {
         .to_string()
 }
 
-/// Checks that all tensors lie inside the file and none over another.
+/// Checks that all tensors lie inside the file, side by side.
 fn check_ranges(content: &Content, length: u64) -> Result<(), String> {
+    let declared = content.metadata.get("general.alignment");
+    let declared = declared.and_then(|value| value.to_u64().ok());
+    let alignment = declared.unwrap_or(DEFAULT_ALIGNMENT);
     let mut ranges = Vec::with_capacity(content.tensor_infos.len());
     for (name, info) in &content.tensor_infos {
         let count = |product: u64, &size: &usize| product.checked_mul(size as u64);
@@ -153,13 +153,25 @@ fn check_ranges(content: &Content, length: u64) -> Result<(), String> {
         }
     }
     ranges.sort();
-    match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        Some(pair) => Err(format!(
-            "tensors `{}` and `{}` overlap",
-            pair[0].2, pair[1].2
-        )),
-        None => Ok(()),
+    // Tensors lie side by side but for alignment, so a wrong type, size or offset shows as an
+    // overlap or as a hole.
+    let ends = ranges.iter().map(|&(_, end, name)| (end, name));
+    let starts = ranges
+        .iter()
+        .skip(1)
+        .map(|&(start, _, name)| (start, name.as_str()));
+    for ((end, name), (start, next)) in ends.zip(starts.chain([(length, "end of file")])) {
+        if end > start {
+            return Err(format!("tensors `{name}` and `{next}` overlap"));
+        }
+        if start - end >= alignment {
+            let hole = start - end;
+            return Err(format!(
+                "{hole} bytes between tensor `{name}` and `{next}` belong to none"
+            ));
+        }
     }
+    Ok(())
 }
 
 /// Undoes the order of rows that a `llama` file has for queries and keys.

@@ -9,7 +9,7 @@ use burn_store::{ModuleStore, SafetensorsStore, bridge};
 use serde::Deserialize;
 
 use super::assemble::assemble;
-use super::{LoadError, LoadedModel, Weights, check_vocabulary};
+use super::{LoadError, LoadedModel, StoredTensor, Weights, check_vocabulary};
 use crate::config::{ModelConfig, OneOrMore};
 use crate::tokenizer::Tokenizer;
 
@@ -147,7 +147,7 @@ impl SafetensorsFolder {
 }
 
 impl Weights for SafetensorsFolder {
-    fn read(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<f32>, String), LoadError> {
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor, LoadError> {
         let missing = |path: &Path| LoadError::MissingTensor {
             path: path.into(),
             name: name.to_string(),
@@ -185,7 +185,11 @@ impl Weights for SafetensorsFolder {
             .map_err(|error| corrupt(error.to_string()))?
             .try_into_vec::<f32>()
             .map_err(|error| corrupt(format!("{error:?}")))?;
-        Ok((values, dtype))
+        Ok(StoredTensor {
+            name: name.to_string(),
+            dtype,
+            values,
+        })
     }
 }
 

@@ -43,10 +43,19 @@ pub struct LoadedModel {
 
 /// Named tensors of a checkpoint.
 trait Weights {
-    /// The tensor in row-major order as f32, and the name of the type it is stored in.
-    ///
-    /// `name` and `shape` are Hugging Face's: outputs before inputs. The shape is checked.
-    fn read(&mut self, name: &str, shape: &[usize]) -> Result<(Vec<f32>, String), LoadError>;
+    /// Reads a tensor. `name` and `shape` are Hugging Face's: outputs before inputs. The shape is
+    /// checked, the values are not.
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor, LoadError>;
+}
+
+/// A tensor of a checkpoint.
+struct StoredTensor {
+    /// Its name in the file, for messages.
+    name: String,
+    /// The type it is stored in.
+    dtype: String,
+    /// Its values in row-major order.
+    values: Vec<f32>,
 }
 
 /// Loads a model onto a device.
