@@ -1,10 +1,11 @@
 //! What a method costs on real text: perplexity, divergence from the exact cache, memory.
 //!
-//! The text is cut into windows that follow each other without overlap: window `w` of `W` tokens
-//! is `ids[w * W..(w + 1) * W]`. Each window starts with an empty cache. It goes through the model
-//! once with the exact cache and once with every method, and token `p` of the window is scored
-//! from the logits of token `p - 1`. Methods see what they would have seen had the tokens come one
-//! by one ([`AttentionOptions::streaming`]), so the scores are those of decoding.
+//! The windows are spread evenly over the text and never overlap: of `n` tokens, window `w` of `k`
+//! starts at token `w * max(W, (n - W) / k)` and has `W` tokens. Each window starts with an empty
+//! cache. It goes through the model once with the exact cache and once with every method, and token
+//! `p` of the window is scored from the logits of token `p - 1`. Methods see what they would have
+//! seen had the tokens come one by one ([`AttentionOptions::streaming`]), so the scores are those
+//! of decoding.
 
 use std::time::Instant;
 
@@ -34,7 +35,7 @@ const SCORED_AT_ONCE: usize = 64;
 pub struct EvaluateOptions {
     /// Tokens of a window, at least 2.
     pub window: usize,
-    /// Windows from the start of the text; 0 takes every whole window.
+    /// Windows, spread evenly over the text; 0 takes every whole window.
     pub windows: usize,
     /// The first position of each window that is scored, at least 1.
     pub positions_from: usize,
@@ -139,6 +140,13 @@ impl EvaluateOptions {
         Ok(wanted)
     }
 
+    /// The first tokens of `windows` windows in a text of `tokens` tokens, which holds that many.
+    fn starts(&self, tokens: usize, windows: usize) -> impl Iterator<Item = usize> + use<> {
+        let step = (tokens - self.window) / windows.max(1);
+        let step = step.max(self.window);
+        (0..windows).map(move |window| window * step)
+    }
+
     /// How many tokens will go through the model to score `methods`: the total for a progress bar.
     pub fn work(&self, windows: usize, methods: &[Method]) -> usize {
         let runs = 1 + methods.iter().filter(|method| !is_exact(method)).count();
@@ -176,7 +184,8 @@ pub fn evaluate(
         .iter()
         .map(|method| MethodScore::new(method, options, windows))
         .collect();
-    for (window, tokens) in ids.chunks_exact(options.window).take(windows).enumerate() {
+    for (window, start) in options.starts(ids.len(), windows).enumerate() {
+        let tokens = &ids[start..start + options.window];
         let mut run = |method: &Method| {
             let cache = caches
                 .clone()
@@ -207,7 +216,7 @@ pub fn evaluate(
         let tallies = score_window(model, tokens, window, options, &reference, &runs)?;
         for ((score, run), tally) in scores.iter_mut().zip(&runs).zip(tallies) {
             let run = run.as_ref().unwrap_or(&reference);
-            score.add_window(tally, &run.memory, run.seconds);
+            score.add_window(start, tally, &run.memory, run.seconds);
         }
     }
     for score in &mut scores {

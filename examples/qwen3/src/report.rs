@@ -105,16 +105,14 @@ impl GenerationReport {
 /// The cache's bytes by tier, in one line.
 pub fn memory_line(memory: &MemoryReport) -> String {
     format!(
-        "cache: {} tokens in {} ({:.2} bits per value, {:.1} times smaller than 16 bits): sinks \
-         {}, pages {}, recent {}, table {}",
+        "cache: {} tokens, {:.2} bits per value, {} (in 16 bits: {}): sinks {}, pages {}, recent {}",
         memory.tokens,
-        bytes(memory.resident_bytes),
         memory.bits_per_value,
-        ratio(memory),
+        bytes(memory.resident_bytes),
+        bytes(memory.exact_bytes),
         bytes(memory.sink_bytes),
         bytes(memory.page_bytes),
         bytes(memory.recent_bytes),
-        bytes(memory.table_bytes),
     )
 }
 
@@ -192,10 +190,10 @@ pub fn demo_table(reports: &[GenerationReport]) -> String {
 
 /// The result of `perplexity` for people: the method's row, then its windows.
 pub fn perplexity_tables(score: &MethodScore) -> String {
-    let mut windows = table(&["window", "ppl", "exact ppl", "delta nll", "KL", "top-1"]);
-    for (index, window) in score.per_window.iter().enumerate() {
+    let mut windows = table(&["window at", "ppl", "exact ppl", "delta nll", "KL", "top-1"]);
+    for window in &score.per_window {
         windows.add_row([
-            index.to_string(),
+            window.start.to_string(),
             format!("{:.3}", window.ppl),
             format!("{:.3}", window.exact_ppl),
             format!("{:+.4}", window.nll - window.exact_nll),

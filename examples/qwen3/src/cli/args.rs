@@ -172,7 +172,8 @@ impl SamplingArgs {
     }
 }
 
-/// Reads a text file, or standard input for `-`.
+/// Reads a text file, or standard input for `-`. Windows' line ends become plain ones, as when
+/// Python reads a text: models hardly know the others.
 ///
 /// # Errors
 /// [`CliError::Read`], also for text that is not UTF-8.
@@ -183,10 +184,11 @@ pub fn read_text(path: &Path) -> Result<String, CliError> {
     } else {
         fs::read_to_string(path)
     };
-    text.map_err(|source| CliError::Read {
-        path: path.to_path_buf(),
-        source,
-    })
+    text.map(|text| text.replace("\r\n", "\n"))
+        .map_err(|source| CliError::Read {
+            path: path.to_path_buf(),
+            source,
+        })
 }
 
 /// The prompt: given, from a file, or from a pipe.

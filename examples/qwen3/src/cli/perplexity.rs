@@ -20,8 +20,8 @@ use burn_oscar::Method;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Measure what a method costs on a text.\n\n\
-        The text is tokenised whole and cut into windows that do not overlap. Each window starts \
-        with an empty cache and goes through the model twice: with the exact cache and with the \
+        The text is tokenised whole, and windows are taken from it at even distances, never \
+        overlapping. Each window starts with an empty cache and goes through the model twice: with the exact cache and with the \
         method, which sees what it would have seen had the tokens come one by one. Reported are\n\n  \
         ppl             perplexity, exp(nll)\n  \
         nll             mean negative log likelihood of the next token, in nats\n  \
@@ -59,7 +59,7 @@ pub struct TextArgs {
     #[arg(long, default_value_t = 1024, value_name = "TOKENS")]
     pub window: usize,
 
-    /// Windows from the start of the text; 0 for all of it
+    /// Windows, spread evenly over the text; 0 for as many as it holds
     #[arg(long, default_value_t = 4, value_name = "COUNT")]
     pub windows: usize,
 

@@ -70,6 +70,8 @@ pub struct Spread {
 /// The means over one window; the fields are those of [`MethodScore`].
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct WindowScore {
+    /// The window's first token in the text.
+    pub start: usize,
     /// exp(`nll`).
     pub ppl: f64,
     /// In nats.
@@ -112,11 +114,18 @@ impl MethodScore {
         }
     }
 
-    pub(super) fn add_window(&mut self, tally: Tally, memory: &MemoryReport, seconds: f64) {
+    pub(super) fn add_window(
+        &mut self,
+        start: usize,
+        tally: Tally,
+        memory: &MemoryReport,
+        seconds: f64,
+    ) {
         self.total.add(&tally);
         let nll = tally.mean(tally.nll);
         let exact_nll = tally.mean(tally.exact_nll);
         self.per_window.push(WindowScore {
+            start,
             ppl: nll.exp(),
             nll,
             exact_ppl: exact_nll.exp(),

@@ -127,6 +127,19 @@ fn only_late_positions_are_scored_where_asked() {
 }
 
 #[test]
+fn windows_are_spread_and_never_overlap() {
+    let starts = |tokens, windows| OPTIONS.starts(tokens, windows).collect::<Vec<_>>();
+    assert_eq!(starts(2200, 4), [0, 500, 1000, 1500]);
+    assert_eq!(starts(450, 2), [0, 200]);
+    assert_eq!(starts(200, 1), [0]);
+    for (tokens, windows) in [(400, 2), (999, 4), (1000, 5), (100_000, 7)] {
+        let starts = starts(tokens, windows);
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 200));
+        assert!(starts[windows - 1] + 200 <= tokens);
+    }
+}
+
+#[test]
 fn progress_adds_up_to_the_work() {
     let bench = Bench::new();
     let methods = [Method::exact(), packed()];
