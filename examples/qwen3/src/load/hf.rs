@@ -193,8 +193,8 @@ impl Weights for SafetensorsFolder {
     }
 }
 
-/// Reads the map from tensors to shards.
-fn shards(path: &Path, index: &str) -> Result<HashMap<String, String>, LoadError> {
+/// Reads the map from tensors to shards, which are names of files and nothing else.
+pub(super) fn shards(path: &Path, index: &str) -> Result<HashMap<String, String>, LoadError> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: HashMap<String, String>,

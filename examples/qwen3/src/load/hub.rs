@@ -1,12 +1,12 @@
 //! A model of the Hugging Face hub, fetched into the hub's cache on this machine.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Deserialize;
 
 use super::{LoadError, hf};
 
@@ -38,10 +38,11 @@ pub(super) fn fetch(id: &str) -> Result<PathBuf, LoadError> {
         let _ = hub.get(file);
     }
     match hub.get(hf::INDEX) {
-        Ok(index) => hub
-            .shards(&index)?
-            .iter()
-            .try_for_each(|file| hub.get(file).map(drop))?,
+        Ok(index) => {
+            let text = std::fs::read_to_string(&index).map_err(LoadError::io(&index))?;
+            let files: BTreeSet<_> = hf::shards(&index, &text)?.into_values().collect();
+            files.iter().try_for_each(|file| hub.get(file).map(drop))?;
+        }
         Err(_) => drop(hub.get(hf::SINGLE)?),
     }
     Ok(config.parent().map(Path::to_path_buf).unwrap_or_default())
@@ -62,20 +63,6 @@ impl Hub<'_> {
                 .download_with_progress(file, DownloadBar::default())
                 .map_err(|error| failure(self.id, file, error)),
         }
-    }
-
-    fn shards(&self, index: &Path) -> Result<Vec<String>, LoadError> {
-        #[derive(Deserialize)]
-        struct Index {
-            weight_map: std::collections::BTreeMap<String, String>,
-        }
-        let text = std::fs::read_to_string(index).map_err(LoadError::io(index))?;
-        let index: Index = serde_json::from_str(&text)
-            .map_err(|error| LoadError::corrupt(index, error.to_string()))?;
-        let mut files: Vec<_> = index.weight_map.into_values().collect();
-        files.sort();
-        files.dedup();
-        Ok(files)
     }
 }
 

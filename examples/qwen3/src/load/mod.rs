@@ -1,8 +1,8 @@
 //! Checkpoints: from a file to a model that is ready to run.
 //!
-//! [`load`] accepts a Hugging Face folder ([`hf`]), a GGUF file ([`gguf`]) or the id of a model
-//! on the Hugging Face hub ([`hub`]). All of them end in the same place: a [`Weights`] source
-//! that gives tensors by their Hugging Face names, as f32, outputs first, which [`assemble`]
+//! [`load`] accepts a Hugging Face folder (`hf`), a GGUF file (`gguf`) or the id of a model
+//! on the Hugging Face hub (`hub`). All of them end in the same place: a `Weights` source
+//! that gives tensors by their Hugging Face names, as f32, outputs first, which `assemble`
 //! puts where they belong. A checkpoint is input from somewhere else, so every count, shape
 //! and range is checked before it is trusted, and weights that are not finite are refused. What
 //! no loader can see is a changed bit that leaves a plausible number: neither format has
