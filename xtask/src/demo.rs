@@ -19,6 +19,9 @@ pub struct Args {
     /// Caches to compare with the exact one, separated by commas.
     #[arg(long, value_name = "NAMES", default_value = METHODS)]
     methods: String,
+    /// Tokens to generate with each cache.
+    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 48)]
+    tokens: usize,
     /// Further options for `qwen3 demo`, after `--`.
     #[arg(last = true, value_name = "OPTIONS")]
     pub options: Vec<String>,
@@ -46,6 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
         .arg("--prompt-file")
         .arg(prompt)
         .args(["--methods", &args.methods])
+        .args(["--max-new-tokens", &args.tokens.to_string()])
         .args(chat)
         .args(&args.options);
     process::run(&mut qwen3, CARGO_REMEDY)

@@ -79,10 +79,10 @@ mod tests {
 
     #[test]
     fn demo_passes_unknown_options_on_after_two_dashes() {
-        let cli = Cli::parse_from(["xtask", "demo", "--", "-n", "8"]);
+        let cli = Cli::parse_from(["xtask", "demo", "--", "--sink", "4"]);
         let Task::Demo(args) = cli.task else {
             panic!("demo was parsed as another task");
         };
-        assert_eq!(args.options, ["-n", "8"]);
+        assert_eq!(args.options, ["--sink", "4"]);
     }
 }
