@@ -11,12 +11,25 @@ const LAYERS: usize = 2;
 #[derive(Clone, Debug)]
 enum Step {
     /// Append this many tokens to each of some sequences.
-    Attend { tokens: usize, mask: u8, streaming: bool },
-    Truncate { which: usize, keep: f64 },
-    Fork { which: usize },
-    Free { which: usize },
+    Attend {
+        tokens: usize,
+        mask: u8,
+        streaming: bool,
+    },
+    Truncate {
+        which: usize,
+        keep: f64,
+    },
+    Fork {
+        which: usize,
+    },
+    Free {
+        which: usize,
+    },
     Add,
-    Reorder { picks: Vec<usize> },
+    Reorder {
+        picks: Vec<usize>,
+    },
     Reset,
 }
 
@@ -53,20 +66,28 @@ fn case() -> impl Strategy<Value = Case> {
             2 => (bits8(Method::kivi()), 0.04),
             3 => (bits8(Method::oscar_scaled()), 0.04),
             4 => (bits8(Method::hadamard_centred()), 0.08),
-            _ => (exact.with_value_side(bits8(Method::hadamard()).value_side().clone()), 0.04),
+            _ => (
+                exact.with_value_side(bits8(Method::hadamard()).value_side().clone()),
+                0.04,
+            ),
         };
         (method.with_sink(sink).with_recent(recent), tolerance)
     });
-    (method, 1usize..3, 1usize..4, any::<u64>(), prop::collection::vec(step(), 4..24)).prop_map(
-        |((method, tolerance), kv_heads, group, seed, steps)| Case {
+    (
+        method,
+        1usize..3,
+        1usize..4,
+        any::<u64>(),
+        prop::collection::vec(step(), 4..24),
+    )
+        .prop_map(|((method, tolerance), kv_heads, group, seed, steps)| Case {
             method,
             kv_heads,
             group,
             seed,
             tolerance,
             steps,
-        },
-    )
+        })
 }
 
 /// Repeatable numbers in -1.5 to 1.5.
@@ -76,7 +97,10 @@ impl Numbers {
     fn row(&mut self, length: usize) -> Vec<f32> {
         (0..length)
             .map(|_| {
-                self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                self.0 = self
+                    .0
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
                 ((self.0 >> 40) as f32 / (1u32 << 24) as f32 - 0.5) * 3.0
             })
             .collect()
@@ -104,7 +128,13 @@ impl Pair {
             .unwrap();
         let dense = vec![(cache.sequences()[0], Default::default())];
         let numbers = Numbers(case.seed);
-        Self { case, cache, dense, numbers, device }
+        Self {
+            case,
+            cache,
+            dense,
+            numbers,
+            device,
+        }
     }
 
     /// `[rows, heads, tokens, head_dim]` of `rows[row][token][head * channel]`.
@@ -118,9 +148,15 @@ impl Pair {
     fn apply(&mut self, step: &Step) {
         let before: Vec<usize> = self.cache.lens();
         match step {
-            Step::Attend { tokens, mask, streaming } => self.attend(*tokens, *mask, *streaming),
+            Step::Attend {
+                tokens,
+                mask,
+                streaming,
+            } => self.attend(*tokens, *mask, *streaming),
             Step::Truncate { which, keep } => {
-                let Some((id, _)) = self.pick(*which) else { return };
+                let Some((id, _)) = self.pick(*which) else {
+                    return;
+                };
                 let len = self.cache.len(id).unwrap();
                 let keep = (len as f64 * keep) as usize;
                 self.cache.truncate(id, keep).unwrap();
@@ -135,7 +171,9 @@ impl Pair {
                 }
             }
             Step::Fork { which } => {
-                let Some((id, layers)) = self.pick(*which) else { return };
+                let Some((id, layers)) = self.pick(*which) else {
+                    return;
+                };
                 match self.cache.fork(id) {
                     Ok(new) => self.dense.push((new, layers)),
                     Err(error) => {
@@ -145,7 +183,9 @@ impl Pair {
                 }
             }
             Step::Free { which } => {
-                let Some((id, _)) = self.pick(*which) else { return };
+                let Some((id, _)) = self.pick(*which) else {
+                    return;
+                };
                 self.cache.free(id).unwrap();
                 let row = self.row(id);
                 self.dense.remove(row);
@@ -159,7 +199,11 @@ impl Pair {
                 let ids: Vec<_> = picks.iter().filter_map(|&p| self.pick(p)).collect();
                 let order: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
                 let new = self.cache.reorder(&order).unwrap();
-                self.dense = new.into_iter().zip(ids).map(|(id, (_, d))| (id, d)).collect();
+                self.dense = new
+                    .into_iter()
+                    .zip(ids)
+                    .map(|(id, (_, d))| (id, d))
+                    .collect();
             }
             Step::Reset => {
                 let id = self.cache.reset();
@@ -177,12 +221,16 @@ impl Pair {
     }
 
     fn row(&self, id: SequenceId) -> usize {
-        self.dense.iter().position(|(other, _)| *other == id).unwrap()
+        self.dense
+            .iter()
+            .position(|(other, _)| *other == id)
+            .unwrap()
     }
 
     fn attend(&mut self, tokens: usize, mask: u8, streaming: bool) {
-        let rows: Vec<usize> =
-            (0..self.dense.len()).filter(|row| self.dense.len() == 1 || mask >> row & 1 == 1).collect();
+        let rows: Vec<usize> = (0..self.dense.len())
+            .filter(|row| self.dense.len() == 1 || mask >> row & 1 == 1)
+            .collect();
         if rows.is_empty() {
             return;
         }
@@ -194,7 +242,11 @@ impl Pair {
         }
         for layer in 0..LAYERS {
             let mut draw = |heads: usize| -> Vec<Vec<Vec<f32>>> {
-                let mut row = || (0..tokens).map(|_| self.numbers.row(heads * HEAD_DIM)).collect();
+                let mut row = || {
+                    (0..tokens)
+                        .map(|_| self.numbers.row(heads * HEAD_DIM))
+                        .collect()
+                };
                 rows.iter().map(|_| row()).collect()
             };
             let (query, key, value) = (draw(heads), draw(kv_heads), draw(kv_heads));

@@ -28,7 +28,9 @@ impl Fixture {
     /// Shape and numbers of a tensor; integers and halves are widened.
     pub fn numbers(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         let file = SafeTensors::deserialize(&self.0).expect("a valid fixture");
-        let view = file.tensor(name).unwrap_or_else(|_| panic!("no tensor {name}"));
+        let view = file
+            .tensor(name)
+            .unwrap_or_else(|_| panic!("no tensor {name}"));
         let bytes = view.data();
         let words = |size: usize| bytes.chunks_exact(size);
         let numbers = match view.dtype() {

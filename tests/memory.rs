@@ -50,7 +50,13 @@ fn pages_bytes(pages: &Pages<Dispatch>) -> usize {
 
 #[test]
 fn allocated_bytes_are_the_sum_of_the_buffers() {
-    for name in ["exact", "kivi", "hadamard", "hadamard_centred", "oscar_scaled"] {
+    for name in [
+        "exact",
+        "kivi",
+        "hadamard",
+        "hadamard_centred",
+        "oscar_scaled",
+    ] {
         for (kv_heads, head_dim) in [(3, 64), (2, 128), (1, 80)] {
             let cache = filled(Method::preset(name).unwrap(), kv_heads, head_dim, 600);
             let mut sum = 0;

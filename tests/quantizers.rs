@@ -1,8 +1,8 @@
 //! The quantisers against golden vectors and golden tensors, through packed pages.
 
 use burn::tensor::{Device, Tensor};
-use burn_oscar::quantizer::layout::{Field, key_field, value_field};
 use burn_oscar::quantizer::Role;
+use burn_oscar::quantizer::layout::{Field, key_field, value_field};
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method};
 use capabilities::fixtures::Fixture;
 use capabilities::golden::golden_calibration;
@@ -31,13 +31,17 @@ fn one_page(method: Method, golden: &Fixture, layer: usize) -> KvCache {
             .unsqueeze::<4>()
     });
     let options = AttentionOptions::causal();
-    cache.attend(index(layer), key.clone(), key, value, options).unwrap();
+    cache
+        .attend(index(layer), key.clone(), key, value, options)
+        .unwrap();
     cache
 }
 
 /// Two-bit codes `[head][token][channel]` of the one page, found by the layout's formulas.
 fn codes(cache: &KvCache, layer: usize, role: Role) -> Vec<u32> {
-    let words = cache.packed_words(cache.sequences()[0], index(layer)).unwrap();
+    let words = cache
+        .packed_words(cache.sequences()[0], index(layer))
+        .unwrap();
     let words = words[usize::from(role == Role::Value)].clone().unwrap();
     let row = words.dims()[2];
     let words: Vec<u32> = words.try_into_vec_as().unwrap();
@@ -69,12 +73,18 @@ fn per_channel(blocks: &[f32]) -> Vec<f32> {
 fn assert_codes(found: &[u32], golden: &[f32], share: f64, name: &str) {
     let mut different = 0;
     for (&found, &golden) in found.iter().zip(golden) {
-        assert!((found as f32 - golden).abs() <= 1.0, "{name}: {found} for {golden}");
+        assert!(
+            (found as f32 - golden).abs() <= 1.0,
+            "{name}: {found} for {golden}"
+        );
         different += usize::from(found as f32 != golden);
     }
     let share_found = different as f64 / golden.len() as f64;
     assert_eq!(found.len(), golden.len());
-    assert!(share_found <= share, "{name}: {share_found} of the codes differ");
+    assert!(
+        share_found <= share,
+        "{name}: {share_found} of the codes differ"
+    );
 }
 
 #[test]
@@ -83,8 +93,18 @@ fn kivi_codes_equal_the_golden_ones() {
     for layer in [3, 20] {
         let cache = one_page(Method::kivi(), &golden, layer);
         let at = |name: &str| golden.numbers(&format!("kivi.layer{layer}.{name}")).1;
-        assert_codes(&codes(&cache, layer, Role::Key), &per_channel(&at("k.codes")), 0.0, "kivi keys");
-        assert_codes(&codes(&cache, layer, Role::Value), &at("v.codes"), 0.0, "kivi values");
+        assert_codes(
+            &codes(&cache, layer, Role::Key),
+            &per_channel(&at("k.codes")),
+            0.0,
+            "kivi keys",
+        );
+        assert_codes(
+            &codes(&cache, layer, Role::Value),
+            &at("v.codes"),
+            0.0,
+            "kivi values",
+        );
     }
 }
 
@@ -93,10 +113,24 @@ fn oscar_scaled_codes_equal_the_golden_ones() {
     let golden = Fixture::golden();
     for layer in [3, 20] {
         let cache = one_page(Method::oscar_scaled(), &golden, layer);
-        let at = |name: &str| golden.numbers(&format!("oscar_scaled.layer{layer}.{name}")).1;
+        let at = |name: &str| {
+            golden
+                .numbers(&format!("oscar_scaled.layer{layer}.{name}"))
+                .1
+        };
         // The golden keys were rounded to f16 between the norm and the codes.
-        assert_codes(&codes(&cache, layer, Role::Key), &per_channel(&at("k.codes")), 2e-3, "oscar_scaled keys");
-        assert_codes(&codes(&cache, layer, Role::Value), &at("v.codes"), 2e-4, "oscar_scaled values");
+        assert_codes(
+            &codes(&cache, layer, Role::Key),
+            &per_channel(&at("k.codes")),
+            2e-3,
+            "oscar_scaled keys",
+        );
+        assert_codes(
+            &codes(&cache, layer, Role::Value),
+            &at("v.codes"),
+            2e-4,
+            "oscar_scaled values",
+        );
     }
 }
 
@@ -107,8 +141,18 @@ fn oscar_codes_equal_the_golden_ones() {
     for layer in [3, 20] {
         let cache = one_page(method.clone(), &golden, layer);
         let at = |name: &str| golden.numbers(&format!("oscar.layer{layer}.{name}")).1;
-        assert_codes(&codes(&cache, layer, Role::Key), &at("k.codes"), 3e-4, "oscar keys");
-        assert_codes(&codes(&cache, layer, Role::Value), &at("v.codes"), 3e-4, "oscar values");
+        assert_codes(
+            &codes(&cache, layer, Role::Key),
+            &at("k.codes"),
+            3e-4,
+            "oscar keys",
+        );
+        assert_codes(
+            &codes(&cache, layer, Role::Value),
+            &at("v.codes"),
+            3e-4,
+            "oscar values",
+        );
     }
 }
 
@@ -142,14 +186,25 @@ fn transform_coded_keys_are_as_near_as_the_golden_ones() {
         let decoded = decoded.matmul(at("B")) + mean.unsqueeze_dim::<3>(1);
 
         let cache = one_page(method.clone(), &golden, layer);
-        let [found, _] = cache.dequantize(cache.sequences()[0], index(layer)).unwrap();
+        let [found, _] = cache
+            .dequantize(cache.sequences()[0], index(layer))
+            .unwrap();
         let found = found.narrow(1, 0, TOKENS);
-        let key = golden.tensor::<3>(&format!("layer{layer}.k"), &device).narrow(1, 0, TOKENS);
+        let key = golden
+            .tensor::<3>(&format!("layer{layer}.k"), &device)
+            .narrow(1, 0, TOKENS);
         // The metric that the method minimises: errors as queries see them, in the basis of A.
         let error = |x: Tensor<3>| -> f32 {
-            (x - key.clone()).matmul(at("A")).square().mean().into_scalar()
+            (x - key.clone())
+                .matmul(at("A"))
+                .square()
+                .mean()
+                .into_scalar()
         };
         let (found, expected) = (error(found), error(decoded));
-        assert!((found / expected - 1.0).abs() < 0.02, "layer {layer}: {found} for {expected}");
+        assert!(
+            (found / expected - 1.0).abs() < 0.02,
+            "layer {layer}: {found} for {expected}"
+        );
     }
 }

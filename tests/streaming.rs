@@ -93,13 +93,27 @@ fn pages_do_not_depend_on_the_chunks() {
     for method in methods() {
         let whole = run(&method, 320, &AttentionOptions::causal(), &device);
         let expected = words(&whole.cache);
-        let stored = whole.cache.dequantize(whole.cache.sequences()[0], 0).unwrap();
+        let stored = whole
+            .cache
+            .dequantize(whole.cache.sequences()[0], 0)
+            .unwrap();
         for chunk in [1, 63, 64, 65, 127, 500] {
-            for options in [AttentionOptions::causal(), AttentionOptions::causal().streaming()] {
+            for options in [
+                AttentionOptions::causal(),
+                AttentionOptions::causal().streaming(),
+            ] {
                 let other = run(&method, chunk, &options, &device);
-                assert_eq!(words(&other.cache), expected, "{} by {chunk}", method.name());
+                assert_eq!(
+                    words(&other.cache),
+                    expected,
+                    "{} by {chunk}",
+                    method.name()
+                );
                 // The parameters and the exact tiers too, to the bit.
-                let found = other.cache.dequantize(other.cache.sequences()[0], 0).unwrap();
+                let found = other
+                    .cache
+                    .dequantize(other.cache.sequences()[0], 0)
+                    .unwrap();
                 for (found, stored) in found.into_iter().zip(&stored) {
                     found.into_data().assert_eq(&stored.to_data(), true);
                 }
@@ -117,7 +131,11 @@ fn streaming_a_prefill_equals_token_by_token() {
             let options = AttentionOptions::causal().streaming();
             let other = run(&method, chunk, &options, &device);
             let difference = relative(&other.output, &single.output);
-            assert!(difference < 1e-5, "{} by {chunk}: {difference}", method.name());
+            assert!(
+                difference < 1e-5,
+                "{} by {chunk}: {difference}",
+                method.name()
+            );
         }
     }
 }
@@ -134,7 +152,11 @@ fn a_chunk_sees_itself_exactly_and_the_past_as_stored() {
 
         let halves = run(&method, 300, &AttentionOptions::causal(), &device);
         let [first, second] = [0, 300].map(|start| {
-            let part = |run: &Run| run.output.clone().narrow(2, start, if start == 0 { 300 } else { 20 });
+            let part = |run: &Run| {
+                run.output
+                    .clone()
+                    .narrow(2, start, if start == 0 { 300 } else { 20 })
+            };
             relative(&part(&halves), &part(&exact))
         });
         assert!(first < 1e-4, "{}: {first}", method.name());

@@ -14,4 +14,4 @@ mod types;
 
 pub use functions::{attend, read_pages, write_pages};
 pub use ops::KvCacheOps;
-pub use types::{AttentionPlan, KvLayer, OptionalTensor, PackedPages, Pages, PlanRow, Reader};
+pub use types::{AttentionPlan, KvLayer, OptionalTensor, PackedPages, Pages, PlanRow};

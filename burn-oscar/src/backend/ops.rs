@@ -32,7 +32,7 @@ pub trait KvCacheOps: Backend {
 
     /// Reads the pages named by `pages` (`[n]`) of one side back as f32
     /// `[n, kv_heads, page_tokens, head_dim]`, still transformed.
-    #[fusion(dtype = burn::tensor::DType::F32, shape = portable::read_shape(&layer.key_tier.shape, &layer.key, pages))]
+    #[fusion(dtype = burn::tensor::DType::F32, shape = super::types::read_shape(layer, pages))]
     fn kv_read_pages(
         #[extension_type] layer: KvLayer<Self>,
         pages: IntTensor<Self>,

@@ -87,5 +87,16 @@ pub struct AttentionPlan {
     pub scale: f64,
 }
 
-/// Which side [`read_pages`](crate::backend::read_pages) reads.
-pub type Reader = crate::quantizer::Role;
+/// The shape of [`read_pages`](crate::backend::read_pages)'s result, for lazy backends.
+#[cfg(feature = "fusion")]
+pub(super) fn read_shape(
+    layer: &KvLayerMetadata,
+    pages: &burn::tensor::Shape,
+) -> burn::tensor::Shape {
+    let page_tokens = match &layer.key {
+        PagesMetadata::Exact(spec) => spec.shape[2],
+        PagesMetadata::Packed(packed) => packed.spec.page_tokens,
+    };
+    let tier = &layer.key_tier.shape;
+    burn::tensor::Shape::from(vec![pages[0], tier[1], page_tokens, tier[3]])
+}

@@ -19,7 +19,11 @@ impl KvCache {
     /// A page leaves the recent tier as soon as `recent` tokens and a whole page are there.
     fn growth(&self, table: &LayerTable, tokens: usize) -> Growth {
         let started = !table.pages.is_empty() || table.recent > 0;
-        let room = if started { 0 } else { self.config.method.sink() - table.sinks };
+        let room = if started {
+            0
+        } else {
+            self.config.method.sink() - table.sinks
+        };
         let to_sinks = tokens.min(room);
         let recent = table.recent + tokens - to_sinks;
         Growth {
@@ -32,7 +36,11 @@ impl KvCache {
     pub(super) fn until_next_page(&self, layer: usize, row: usize) -> usize {
         let table = &self.sequences[row].layers[layer];
         let started = !table.pages.is_empty() || table.recent > 0;
-        let room = if started { 0 } else { self.config.method.sink() - table.sinks };
+        let room = if started {
+            0
+        } else {
+            self.config.method.sink() - table.sinks
+        };
         room + self.config.method.recent() + self.page_tokens - table.recent
     }
 
@@ -140,7 +148,10 @@ impl KvCache {
             let mut start = sink + table.recent;
             if growth.pages > 0 {
                 if table.recent > 0 {
-                    let held = tier.clone().narrow(0, slot, 1).narrow(2, sink, table.recent);
+                    let held = tier
+                        .clone()
+                        .narrow(0, slot, 1)
+                        .narrow(2, sink, table.recent);
                     rest = Tensor::cat(vec![held, rest], 2);
                 }
                 let total = rest.dims()[2];

@@ -109,7 +109,13 @@ impl KvCache {
                 [&query, &key, &value].map(|tensor| tensor.clone().narrow(2, done, count));
             let plan = self.plan(layer, &rows, scale);
             let stored = self.layer(layer)?.clone();
-            outputs.push(backend::attend(query, key.clone(), value.clone(), stored, plan));
+            outputs.push(backend::attend(
+                query,
+                key.clone(),
+                value.clone(),
+                stored,
+                plan,
+            ));
             self.append(layer, &rows, key, value)?;
             done += count;
         }
@@ -178,7 +184,9 @@ impl KvCache {
                 return Err(shape(
                     name,
                     tensor.dims(),
-                    format!("[{batch}, {kv_heads} KV heads, {tokens}, {head_dim}] as the query and the cache"),
+                    format!(
+                        "[{batch}, {kv_heads} KV heads, {tokens}, {head_dim}] as the query and the cache"
+                    ),
                 ));
             }
         }
@@ -267,7 +275,11 @@ impl KvCache {
             exact(stored.sink, plan.recent);
             let recent = if plan.recent > 0 { parts.pop() } else { None };
             if !plan.pages.is_empty() {
-                let ids: Vec<i64> = plan.pages.iter().map(|&(page, _)| i64::from(page)).collect();
+                let ids: Vec<i64> = plan
+                    .pages
+                    .iter()
+                    .map(|&(page, _)| i64::from(page))
+                    .collect();
                 let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &self.device);
                 let pages = backend::read_pages(stored.clone(), ids, role);
                 for (i, &(_, tokens)) in plan.pages.iter().enumerate() {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::pool::PagePool;
 use super::KvCache;
+use super::pool::PagePool;
 use crate::backend::{KvLayer, OptionalTensor, PackedPages, Pages};
 use crate::error::{Error, Result};
 use crate::method::{Method, Side};
@@ -184,7 +184,8 @@ impl KvCacheConfig {
         self.validate()?;
         let page_tokens = self.method.page_tokens();
         let exact = self.method.sink() + self.method.recent();
-        let pages = self.max_sequences * self.max_tokens.saturating_sub(exact).div_ceil(page_tokens);
+        let pages =
+            self.max_sequences * self.max_tokens.saturating_sub(exact).div_ceil(page_tokens);
         // A pool without pages would be an empty tensor, which some devices cannot hold.
         let pages = pages.max(1);
 
@@ -232,7 +233,12 @@ impl KvCacheConfig {
         Ok(cache)
     }
 
-    fn filled<const D: usize>(&self, shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    fn filled<const D: usize>(
+        &self,
+        shape: [usize; D],
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor<D> {
         let value = if self.poison { f32::NAN } else { 0.0 };
         Tensor::full(shape, value, (device, dtype))
     }
@@ -269,13 +275,16 @@ impl KvCacheConfig {
         Pages::Packed(PackedPages {
             words: Tensor::<3, Int>::full(words, word, (device, DType::U32)).into_dispatch(),
             pairs: optional(numbers > 0, &|| {
-                self.filled([pages, heads, numbers], DType::F16, device).into_dispatch()
+                self.filled([pages, heads, numbers], DType::F16, device)
+                    .into_dispatch()
             }),
             norms: optional(quantizer.token_norm, &|| {
-                self.filled([pages, page_tokens], DType::F16, device).into_dispatch()
+                self.filled([pages, page_tokens], DType::F16, device)
+                    .into_dispatch()
             }),
             means: optional(quantizer.page_mean, &|| {
-                self.filled([pages, heads, head_dim], DType::F16, device).into_dispatch()
+                self.filled([pages, heads, head_dim], DType::F16, device)
+                    .into_dispatch()
             }),
             spec: Arc::new(spec),
         })

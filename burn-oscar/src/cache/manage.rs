@@ -115,7 +115,12 @@ impl KvCache {
                 return Err(Error::UnevenLayers {
                     id: id.0,
                     shortest: sequence.len(),
-                    longest: sequence.layers.iter().map(LayerTable::len).max().unwrap_or(0),
+                    longest: sequence
+                        .layers
+                        .iter()
+                        .map(LayerTable::len)
+                        .max()
+                        .unwrap_or(0),
                 });
             }
         }

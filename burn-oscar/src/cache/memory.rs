@@ -57,9 +57,8 @@ impl KvCache {
             let value_pool = pages_bytes(&layer.value);
             let pools = key_pool + value_pool;
             report.allocated_page_bytes += pools;
-            report.allocated_bytes += pools
-                + bytes::<4>(&layer.key_tier)
-                + bytes::<4>(&layer.value_tier);
+            report.allocated_bytes +=
+                pools + bytes::<4>(&layer.key_tier) + bytes::<4>(&layer.value_tier);
             let mut used: HashSet<u32> = HashSet::new();
             for sequence in &self.sequences {
                 let table = &sequence.layers[index];
@@ -102,7 +101,8 @@ fn pages_bytes(pages: &Pages<Dispatch>) -> usize {
         Pages::Exact(tensor) => bytes::<4>(tensor),
         Pages::Packed(packed) => {
             let words = Tensor::<3, Int>::from_dispatch(packed.words.clone());
-            let optional = |tensor: &OptionalTensor<Dispatch>, size: fn(&DispatchTensor) -> usize| {
+            let optional = |tensor: &OptionalTensor<Dispatch>,
+                            size: fn(&DispatchTensor) -> usize| {
                 match tensor {
                     OptionalTensor::Present(tensor) => size(tensor),
                     OptionalTensor::Absent => 0,
@@ -119,7 +119,11 @@ fn pages_bytes(pages: &Pages<Dispatch>) -> usize {
 impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
-        writeln!(f, "{} tokens, {:.3} bits per value", self.tokens, self.bits_per_value)?;
+        writeln!(
+            f,
+            "{} tokens, {:.3} bits per value",
+            self.tokens, self.bits_per_value
+        )?;
         for (tier, size) in [
             ("sinks", self.sink_bytes),
             ("pages", self.page_bytes),

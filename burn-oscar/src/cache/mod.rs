@@ -115,7 +115,10 @@ impl KvCache {
         let sequence = self.sequence(id)?;
         let stored = self.layer(layer)?;
         let count = sequence.layers[layer].pages.len();
-        let ids: Vec<i64> = sequence.pages[..count].iter().map(|&p| i64::from(p)).collect();
+        let ids: Vec<i64> = sequence.pages[..count]
+            .iter()
+            .map(|&p| i64::from(p))
+            .collect();
         let words = |pages: &Pages<Dispatch>| match pages {
             Pages::Packed(packed) if count > 0 => {
                 let ids = Tensor::<1, burn::tensor::Int>::from_data(ids.as_slice(), &self.device);

@@ -65,6 +65,9 @@ mod tests {
         assert_eq!(h[..4], [0.25; 4]);
         assert_eq!(h[16..20], [0.25, -0.25, 0.25, -0.25]);
         assert_eq!(h[32..36], [0.25, 0.25, -0.25, -0.25]);
-        assert_eq!([hadamard_block(80), hadamard_block(96), hadamard_block(192)], [16, 32, 64]);
+        assert_eq!(
+            [hadamard_block(80), hadamard_block(96), hadamard_block(192)],
+            [16, 32, 64]
+        );
     }
 }

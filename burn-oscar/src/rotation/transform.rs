@@ -48,7 +48,13 @@ impl LayerTransform {
     ) -> Self {
         let layer = calibration.map(|calibration| calibration.layer(layer));
         let key = Parts::new(key.transform, layer.map(|l| &l.key), true, head_dim, device);
-        let value = Parts::new(value.transform, layer.map(|l| &l.value), false, head_dim, device);
+        let value = Parts::new(
+            value.transform,
+            layer.map(|l| &l.value),
+            false,
+            head_dim,
+            device,
+        );
         Self {
             key: key.forward,
             key_mean: key.mean,
@@ -144,10 +150,8 @@ impl Parts {
             (TransformKind::Calibrated, Some(side)) => {
                 let matrix = |matrices: &Matrices| {
                     let heads = matrices.data.len() / (head_dim * head_dim);
-                    let data = TensorData::new(
-                        matrices.data.clone(),
-                        [1, heads, head_dim, head_dim],
-                    );
+                    let data =
+                        TensorData::new(matrices.data.clone(), [1, heads, head_dim, head_dim]);
                     Tensor::<4>::from_data(data, device)
                 };
                 let forward = side.transform.as_ref().map(matrix);
@@ -194,8 +198,11 @@ fn per_kv_head(x: Tensor<4>, matrix: &Matrix, kv_heads: usize) -> Tensor<4> {
     }
     let [batch, heads, tokens, head_dim] = x.dims();
     let group = heads / kv_heads;
-    multiply(x.reshape([batch, kv_heads, group * tokens, head_dim]), matrix)
-        .reshape([batch, heads, tokens, head_dim])
+    multiply(
+        x.reshape([batch, kv_heads, group * tokens, head_dim]),
+        matrix,
+    )
+    .reshape([batch, heads, tokens, head_dim])
 }
 
 /// `x [batch, kv_heads, rows, head_dim]` times the matrix, in x's dtype.
@@ -208,7 +215,10 @@ fn multiply(x: Tensor<4>, matrix: &Matrix) -> Tensor<4> {
     if rows >= MIN_ROWS {
         return x.matmul(matrix);
     }
-    let padding = Tensor::zeros([batch, kv_heads, MIN_ROWS - rows, head_dim], (&x.device(), x.dtype()));
+    let padding = Tensor::zeros(
+        [batch, kv_heads, MIN_ROWS - rows, head_dim],
+        (&x.device(), x.dtype()),
+    );
     Tensor::cat(vec![x, padding], 2)
         .matmul(matrix)
         .narrow(2, 0, rows)

@@ -82,6 +82,15 @@ pub struct Generation {
 }
 
 impl Generation {
+    const EMPTY: Self = Self {
+        tokens: Vec::new(),
+        stop: StopReason::MaxNewTokens,
+        prompt_tokens: 0,
+        prefill: Duration::ZERO,
+        decode: Duration::ZERO,
+        decode_steps: 0,
+    };
+
     /// Prompt tokens per second.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.prompt_tokens, self.prefill)
@@ -131,7 +140,8 @@ pub enum GenerateError {
     Read(String),
 }
 
-/// Continues the one sequence of `cache` with `prompt`, then with tokens that `sampler` draws.
+/// Continues the newest sequence of `cache` with `prompt`, then with tokens that `sampler` draws:
+/// [`prefill`], then [`decode`].
 ///
 /// `on_progress` hears of every chunk and every token, and may end the generation.
 ///
@@ -147,14 +157,6 @@ pub fn generate(
     on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Generation, GenerateError> {
     let start = Instant::now();
-    let mut result = Generation {
-        tokens: Vec::new(),
-        stop: StopReason::MaxNewTokens,
-        prompt_tokens: prompt.len(),
-        prefill: Duration::ZERO,
-        decode: Duration::ZERO,
-        decode_steps: 0,
-    };
     let held = held_tokens(cache);
     if held + prompt.len() > options.max_tokens {
         return Err(GenerateError::PromptTooLong {
@@ -163,16 +165,40 @@ pub fn generate(
             max_tokens: options.max_tokens,
         });
     }
-
-    let Some(mut logits) = prefill(model, device, cache, prompt, options.chunk, on_progress)?
-    else {
-        result.stop = StopReason::Interrupted;
-        result.prefill = start.elapsed();
-        return Ok(result);
+    let logits = prefill(model, device, cache, prompt, options.chunk, on_progress)?;
+    let prefill = start.elapsed();
+    let decoded = match logits {
+        Some(logits) => decode(model, device, cache, logits, sampler, options, on_progress)?,
+        None => Generation {
+            stop: StopReason::Interrupted,
+            ..Generation::EMPTY
+        },
     };
-    result.prefill = start.elapsed();
+    Ok(Generation {
+        prompt_tokens: prompt.len(),
+        prefill,
+        ..decoded
+    })
+}
 
+/// Continues the newest sequence of `cache` with tokens that `sampler` draws, the first of them
+/// from `logits`, which are those after the sequence's last token.
+///
+/// The result knows nothing of a prompt.
+///
+/// # Errors
+/// See [`GenerateError`]. Tokens reported before an error stay in the cache.
+pub fn decode(
+    model: &Model,
+    device: &Device,
+    cache: &mut KvCache,
+    mut logits: Vec<f32>,
+    sampler: &mut Sampler,
+    options: &GenerateOptions,
+    on_progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Generation, GenerateError> {
     let start = Instant::now();
+    let mut result = Generation::EMPTY;
     while result.tokens.len() < options.max_new_tokens {
         let token = sampler.sample(&logits)?;
         if options.stop_tokens.contains(&token) {
@@ -231,10 +257,10 @@ pub fn prefill(
     last_logits(model, hidden).map(Some)
 }
 
-/// Appends `tokens` to the one sequence of the cache: hidden states `[1, tokens, hidden_size]`.
+/// Appends `tokens` to the newest sequence of the cache: hidden states `[1, tokens, hidden_size]`.
 ///
 /// # Errors
-/// What [`Model::forward`] gives.
+/// What [`Model::forward_rows`] gives; the cache is then as it was.
 pub fn forward(
     model: &Model,
     device: &Device,
@@ -243,8 +269,9 @@ pub fn forward(
     options: AttentionOptions,
 ) -> Result<Tensor<3>, ModelError> {
     let ids: Vec<i32> = tokens.iter().map(|&id| id as i32).collect();
-    let data = TensorData::new(ids, [1, tokens.len()]);
-    model.forward(Tensor::<2, Int>::from_data(data, device), cache, options)
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, tokens.len()]), device);
+    let newest: Vec<_> = cache.sequences().last().copied().into_iter().collect();
+    model.forward_rows(ids, &newest, cache, options)
 }
 
 /// The logits after the last position of `hidden`, one per token of the vocabulary.
@@ -262,9 +289,9 @@ pub(crate) fn read_f32(tensor: Tensor<3>) -> Result<Vec<f32>, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Tokens in the first sequence of the cache.
+/// Tokens in the newest sequence of the cache.
 fn held_tokens(cache: &KvCache) -> usize {
-    cache.lens().first().copied().unwrap_or(0)
+    cache.lens().last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]

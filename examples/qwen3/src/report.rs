@@ -118,11 +118,11 @@ pub fn memory_line(memory: &MemoryReport) -> String {
 
 /// The comparison of several methods on one text.
 pub fn comparison_table(scores: &[MethodScore]) -> String {
-    let mut table = table(&[
+    let mut table = table([
         "method",
         "bits/value",
         "bytes",
-        "16-bit/bytes",
+        "times smaller",
         "ppl",
         "delta nll",
         "KL",
@@ -138,59 +138,51 @@ pub fn comparison_table(scores: &[MethodScore]) -> String {
             format!("{:.3}", score.ppl),
             with_spread(score.delta_nll, score.spread.delta_nll),
             with_spread(score.kl, score.spread.kl),
-            with_spread(score.top1, score.spread.top1),
+            format!("{:.4}", score.top1),
             format!("{:.1}", score.seconds),
         ]);
     }
     table.to_string()
 }
 
-/// The demo: speed, memory and agreement side by side.
+/// The demo: memory, speed and agreement, one column for each method.
 pub fn demo_table(reports: &[GenerationReport]) -> String {
-    let mut table = table(&[
-        "method",
-        "bits/value",
-        "bytes",
-        "16-bit/bytes",
-        "sinks",
-        "pages",
-        "recent",
-        "prompt tok/s",
-        "new tok/s",
-        "same next token",
-        "same text for",
-    ]);
-    for report in reports {
-        let memory = &report.memory;
-        let (share, prefix) = report.agreement.map_or_else(
-            || ("-".to_string(), "-".to_string()),
-            |a| {
-                (
-                    format!("{:.1} %", 100.0 * a.share()),
-                    format!("{} of {}", a.common_prefix, a.compared),
-                )
-            },
-        );
-        table.add_row([
-            report.method.clone(),
-            format!("{:.3}", memory.bits_per_value),
-            bytes(memory.resident_bytes),
-            format!("{:.2}", ratio(memory)),
-            bytes(memory.sink_bytes),
-            bytes(memory.page_bytes),
-            bytes(memory.recent_bytes),
-            format!("{:.1}", report.prefill_tokens_per_second),
-            format!("{:.1}", report.decode_tokens_per_second),
-            share,
-            prefix,
-        ]);
-    }
+    let mut table =
+        table(std::iter::once("").chain(reports.iter().map(|report| report.method.as_str())));
+    let mut row = |name: &str, value: &dyn Fn(&GenerationReport) -> String| {
+        table.add_row(std::iter::once(name.to_string()).chain(reports.iter().map(value)));
+    };
+    row("bits per value", &|r| {
+        format!("{:.3}", r.memory.bits_per_value)
+    });
+    row("bytes in all", &|r| bytes(r.memory.resident_bytes));
+    row("  sinks, exact", &|r| bytes(r.memory.sink_bytes));
+    row("  pages", &|r| bytes(r.memory.page_bytes));
+    row("  recent, exact", &|r| bytes(r.memory.recent_bytes));
+    row("in 16 bits", &|r| bytes(r.memory.exact_bytes));
+    row("prompt, tokens/s", &|r| {
+        format!("{:.1}", r.prefill_tokens_per_second)
+    });
+    row("new text, tokens/s", &|r| {
+        format!("{:.1}", r.decode_tokens_per_second)
+    });
+    let agreement = |report: &GenerationReport, text: &dyn Fn(&Agreement) -> String| {
+        report.agreement.as_ref().map_or("-".to_string(), text)
+    };
+    row("same next token", &|r| {
+        agreement(r, &|a| format!("{:.1} %", 100.0 * a.share()))
+    });
+    row("same text for", &|r| {
+        agreement(r, &|a| {
+            format!("{} of {} tokens", a.common_prefix, a.compared)
+        })
+    });
     table.to_string()
 }
 
 /// The result of `perplexity` for people: the method's row, then its windows.
 pub fn perplexity_tables(score: &MethodScore) -> String {
-    let mut windows = table(&["window at", "ppl", "exact ppl", "delta nll", "KL", "top-1"]);
+    let mut windows = table(["window at", "ppl", "exact ppl", "delta nll", "KL", "top-1"]);
     for window in &score.per_window {
         windows.add_row([
             window.start.to_string(),
@@ -224,11 +216,6 @@ pub fn perplexity_tables(score: &MethodScore) -> String {
     )
 }
 
-/// How many times smaller the cache is than the same tokens in 16 bits.
-fn ratio(memory: &MemoryReport) -> f64 {
-    memory.exact_bytes as f64 / memory.resident_bytes.max(1) as f64
-}
-
 fn with_spread(value: f64, spread: Option<f64>) -> String {
     match spread {
         Some(spread) => format!("{value:.4} ± {spread:.4}"),
@@ -237,9 +224,9 @@ fn with_spread(value: f64, spread: Option<f64>) -> String {
 }
 
 /// A table in Markdown: readable as it is, and ready to be pasted into a document.
-fn table(header: &[&str]) -> Table {
+fn table<'a>(header: impl IntoIterator<Item = &'a str>) -> Table {
     let mut table = Table::new();
-    table.load_style(ASCII_MARKDOWN).set_header(header.to_vec());
+    table.load_style(ASCII_MARKDOWN).set_header(header);
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -277,7 +264,7 @@ mod tests {
 
     #[test]
     fn tables_are_markdown() {
-        let mut any = table(&["a", "b"]);
+        let mut any = table(["a", "b"]);
         any.add_row(["x", "1"]);
         let text = any.to_string();
         assert!(text.starts_with("| a |"), "{text}");

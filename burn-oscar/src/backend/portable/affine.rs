@@ -7,6 +7,8 @@ use crate::quantizer::{ChannelBits, PageSpec, Rounding};
 
 /// The smallest range that OSCAR divides by (its code's epsilon).
 const SMALLEST_RANGE: f32 = 1e-8;
+/// Integers up to here are exact in f32.
+const LARGEST_ZERO: f32 = 16_777_216.0;
 
 /// `[n, kv_heads, token groups, tokens, channel groups, channels]`.
 fn grouped(spec: &PageSpec, n: usize, kv_heads: usize) -> [usize; 6] {
@@ -66,21 +68,20 @@ pub fn encode<B: Backend>(spec: &PageSpec, x: Real<B>) -> (Ints<B>, Real<B>) {
             let max = max.fill_where_not_positive(magnitude.clone(), 1.0);
             let min = min.fill_where_not_positive(magnitude, -1.0);
             let scale = max.sub(min.clone()).div_scalar(top);
+            // Constant groups, and groups so narrow that the zero is no exact integer in f32, are
+            // coded 0 around their minimum.
+            let narrow = min.clone().abs().mul_scalar(1.0 / LARGEST_ZERO);
+            let usable = scale.clone().sub(narrow.max_scalar(f32::MIN_POSITIVE));
+            let scale = scale.fill_where_not_positive(usable.clone(), 0.0);
             let divisor = scale
                 .clone()
-                .fill_where_not_positive(scale.clone(), f32::MAX);
+                .fill_where_not_positive(usable.clone(), f32::MAX);
             let zero = min.clone().neg().div(divisor.clone()).round();
             let code = x.div(divisor).add(zero.clone()).round();
-            // Zero is an integer of this size only while min is within 2^24 scales of 0; a group
-            // narrower than that is constant in f32 and keeps its minimum as the offset.
-            let exact = zero.clone().mul(scale.clone()).neg();
-            let offset = min.replace_where_less(
-                zero.clone().abs(),
-                scale.clone().mul_scalar(0.0).add_scalar(16_777_216.0),
-                exact,
-            );
-            let constant = scale.clone();
-            let code = code.fill_where_not_positive(constant, 0.0);
+            let code_usable = usable.clone().expand_like(&code);
+            let code = code.fill_where_not_positive(code_usable, 0.0);
+            let offset = zero.mul(scale.clone()).neg();
+            let offset = offset.replace_where_not_positive(usable, min);
             (code, scale, offset)
         }
         Rounding::MidRise => unreachable!("mid-rise codes have no pairs"),

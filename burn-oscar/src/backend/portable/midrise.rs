@@ -5,19 +5,19 @@ use burn::backend::Backend;
 use super::tensor::{Ints, Real};
 use crate::quantizer::{PageSpec, SCALE8_MAX, SegmentSpec, decode_scale8};
 
-/// The uniform step that codes Gaussian numbers of variance 1 with the least squared error, by
-/// bits (Max, 1960); 8 bits are bound by the range instead.
-fn gaussian_step(bits: u8) -> f32 {
+/// The uniform step that codes Gaussian numbers of variance 1 with the least squared error (Max,
+/// 1960), where bits are few; with many the range decides.
+fn gaussian_step(bits: u8) -> Option<f32> {
     match bits {
-        1 => 1.596,
-        2 => 0.9957,
-        3 => 0.586,
-        4 => 0.335,
-        _ => 8.0 / (1u32 << bits) as f32,
+        1 => Some(1.596),
+        2 => Some(0.9957),
+        3 => Some(0.586),
+        4 => Some(0.335),
+        _ => None,
     }
 }
 
-/// Steps tried, in units of the Gaussian one.
+/// Steps tried, in units of the first guess.
 const CANDIDATES: [f32; 5] = [0.8, 0.9, 1.0, 1.12, 1.25];
 
 /// Rounds scales to what is stored: the bytes, and the scales they stand for.
@@ -88,11 +88,14 @@ fn dot<B: Backend>(a: Real<B>, b: Real<B>) -> Real<B> {
 fn encode_segment<B: Backend>(y: Real<B>, bits: u8, grid: Grid<B>) -> (Real<B>, Ints<B>, Real<B>) {
     let channels = *y.dims().last().unwrap_or(&1);
     let energy = dot(y.clone(), y.clone());
-    let base = energy
-        .clone()
-        .div_scalar(channels as f32)
-        .sqrt()
-        .mul_scalar(gaussian_step(bits));
+    let base = match gaussian_step(bits) {
+        Some(step) => (energy.clone().div_scalar(channels as f32).sqrt()).mul_scalar(step),
+        None => {
+            let last = y.dims().len() - 1;
+            let largest = y.clone().abs().max_dim(last);
+            largest.mul_scalar(2.0 / (1u32 << bits) as f32)
+        }
+    };
 
     let mut best: Option<(Real<B>, Real<B>, Real<B>)> = None;
     for factor in CANDIDATES {

@@ -122,12 +122,11 @@ impl<B: Backend> Real<B> {
     binary!(add => float_add, sub => float_sub, mul => float_mul, div => float_div,
             matmul => float_matmul);
     unary!(floor => float_floor, round => float_round, abs => float_abs, neg => float_neg,
-           sqrt => float_sqrt, log => float_log, exp => float_exp);
+           sqrt => float_sqrt, log => float_log);
     along!(max_dim => float_max_dim, min_dim => float_min_dim, sum_dim => float_sum_dim,
-           mean_dim => float_mean_dim, softmax => softmax);
+           softmax => softmax);
     with_scalar!(f32: add_scalar => float_add_scalar, mul_scalar => float_mul_scalar,
-                 div_scalar => float_div_scalar, max_scalar => float_clamp_min,
-                 min_scalar => float_clamp_max, pow_scalar => float_powf_scalar);
+                 div_scalar => float_div_scalar, max_scalar => float_clamp_min);
     shaping!(
         float_reshape,
         float_permute,
@@ -140,10 +139,6 @@ impl<B: Backend> Real<B> {
     pub fn from_vec(values: Vec<f32>, shape: &[usize], like: &FloatTensor<B>) -> Self {
         let data = TensorData::new(values, Shape::from(shape.to_vec()));
         Self(B::float_from_data(data, &like.device()))
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.0.dtype()
     }
 
     pub fn cast(self, dtype: FloatDType) -> Self {
@@ -187,6 +182,13 @@ impl<B: Backend> Real<B> {
         let dtype = bool_dtype::<B>(&condition.0);
         let mask = B::float_lower_equal_elem(condition.0, Scalar::from(0f32), dtype);
         Self(B::float_mask_fill(self.0, mask, Scalar::from(value)))
+    }
+
+    /// `other` where `condition` is at most 0, elsewhere what was there.
+    pub fn replace_where_not_positive(self, condition: Self, other: Self) -> Self {
+        let dtype = bool_dtype::<B>(&condition.0);
+        let mask = B::float_lower_equal_elem(condition.0, Scalar::from(0f32), dtype);
+        Self(B::float_mask_where(self.0, mask, other.0))
     }
 
     /// `other` where `a < b`, elsewhere what was there.

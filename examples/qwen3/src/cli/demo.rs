@@ -1,12 +1,12 @@
 //! `qwen3 demo`: the same long prompt on the exact cache and on 2-bit caches, side by side.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, time::Instant};
 
-use burn_oscar::Method;
+use burn_oscar::{KvCache, Method};
 use clap::Args;
 use qwen3::{
-    evaluate::agreement,
-    generate::{GenerateOptions, prefill},
+    evaluate::{Agreement, agreement},
+    generate::{GenerateError, GenerateOptions, Generation, Progress, decode, prefill},
     report::{GenerationReport, demo_table},
     sampling::Sampler,
 };
@@ -15,7 +15,7 @@ use super::{
     CliError,
     args::ModelArgs,
     compare::MethodsArgs,
-    generate::{PromptArgs, stream},
+    generate::{PromptArgs, stream_text},
     output::{note, print, print_json, progress},
     session::Session,
 };
@@ -54,6 +54,13 @@ impl DemoArgs {
         let session = Session::open(&self.model)?;
         let prompt = self.prompt.encode(&session)?;
         let options = self.prompt.options(&session, prompt.len());
+        if prompt.len() > options.max_tokens {
+            return Err(CliError::Generate(GenerateError::PromptTooLong {
+                prompt: prompt.len(),
+                held: 0,
+                max_tokens: options.max_tokens,
+            }));
+        }
         let (methods, skipped) = self.methods.select(DEMO_METHODS)?;
         for skipped in skipped {
             note(
@@ -62,20 +69,16 @@ impl DemoArgs {
             );
         }
         let others = methods.into_iter().filter(|m| m.name() != "exact");
-        let mut exact_tokens = Vec::new();
+        let mut exact_tokens = None;
         let mut reports = Vec::new();
         for method in std::iter::once(Method::exact()).chain(others) {
             if !self.json {
                 print(&format!("--- {}: {}\n", method.name(), method.summary()))?;
             }
-            let mut report = self.continue_prompt(&session, &prompt, &method, &options)?;
-            if method.name() == "exact" {
-                exact_tokens = report.1;
-            } else {
-                report.0.agreement =
-                    Some(agree(&session, &prompt, &method, &options, &exact_tokens)?);
-            }
-            reports.push(report.0);
+            let exact = exact_tokens.as_deref();
+            let (report, tokens) = self.column(&session, &prompt, &method, &options, exact)?;
+            exact_tokens.get_or_insert(tokens);
+            reports.push(report);
         }
         if self.json {
             print_json(&reports)
@@ -84,63 +87,93 @@ impl DemoArgs {
         }
     }
 
-    /// One method's own continuation: its report and its tokens.
-    fn continue_prompt(
+    /// One method's own continuation: its report and its tokens. The prompt is read once; a fork
+    /// of it is fed the `exact` tokens.
+    fn column(
         &self,
         session: &Session,
         prompt: &[u32],
         method: &Method,
         options: &GenerateOptions,
+        exact: Option<&[u32]>,
     ) -> Result<(GenerationReport, Vec<u32>), CliError> {
-        let mut cache = session.cache(method.clone(), options.max_tokens)?;
-        let mut text = String::new();
-        let mut sampler = Sampler::greedy();
-        let generation = stream(
-            session,
+        let (model, device) = (&session.loaded.model, &session.device);
+        let mut cache = session
+            .cache_config()
+            .with_method(method.clone())
+            .with_max_tokens(options.max_tokens)
+            .with_max_sequences(2)
+            .init(device)?;
+
+        let bar = progress(session.quiet, prompt.len(), "reading the prompt");
+        let start = Instant::now();
+        let logits = prefill(
+            model,
+            device,
             &mut cache,
             prompt,
-            &mut sampler,
-            options,
-            |piece| {
-                text.push_str(piece);
-                if self.json { Ok(()) } else { print(piece) }
+            options.chunk,
+            &mut |step| {
+                if let Progress::Prefill(done) = step {
+                    bar.set_position(done as u64);
+                }
+                ControlFlow::Continue(())
             },
-        )?;
+        );
+        let prefill = start.elapsed();
+        bar.finish_and_clear();
+        // Nothing interrupts this prefill, so it ends with logits.
+        let logits = logits?.unwrap_or_default();
+
+        let agreement = match exact {
+            Some(exact) => Some(agree(session, &mut cache, &logits, exact)?),
+            None => None,
+        };
+        let mut text = String::new();
+        let print_piece = |piece: &str| {
+            text.push_str(piece);
+            if self.json { Ok(()) } else { print(piece) }
+        };
+        let decoded = stream_text(session, 0, print_piece, |on_progress| {
+            let greedy = &mut Sampler::greedy();
+            decode(
+                model,
+                device,
+                &mut cache,
+                logits,
+                greedy,
+                options,
+                on_progress,
+            )
+        })?;
         if !self.json {
             print("\n\n")?;
         }
+        let generation = Generation {
+            prompt_tokens: prompt.len(),
+            prefill,
+            ..decoded
+        };
         let memory = cache.memory();
-        let report = GenerationReport::new(method.name(), text, &generation, memory, None);
+        let report = GenerationReport::new(method.name(), text, &generation, memory, agreement);
         Ok((report, generation.tokens))
     }
 }
 
-/// How often `method` would have chosen the tokens of the exact cache's continuation.
+/// How often the cache, which holds the prompt, would have chosen the tokens of `continuation`. It
+/// is as before afterwards.
 fn agree(
     session: &Session,
-    prompt: &[u32],
-    method: &Method,
-    options: &GenerateOptions,
+    cache: &mut KvCache,
+    prompt_logits: &[f32],
     continuation: &[u32],
-) -> Result<qwen3::evaluate::Agreement, CliError> {
-    let mut cache = session.cache(method.clone(), options.max_tokens)?;
+) -> Result<Agreement, CliError> {
     let (model, device) = (&session.loaded.model, &session.device);
-    let bar = progress(session.quiet, prompt.len(), "comparing with the exact text");
-    let logits = prefill(
-        model,
-        device,
-        &mut cache,
-        prompt,
-        options.chunk,
-        &mut |event| {
-            if let qwen3::generate::Progress::Prefill(done) = event {
-                bar.set_position(done as u64);
-            }
-            ControlFlow::Continue(())
-        },
-    );
-    bar.finish_and_clear();
-    // Nothing interrupts this prefill, so it always ends with logits.
-    let logits = logits?.unwrap_or_default();
-    Ok(agreement(model, device, &mut cache, &logits, continuation)?)
+    let Some(prompt) = cache.sequences().first().copied() else {
+        return Err(CliError::Usage("the cache holds no sequence".to_string()));
+    };
+    let fork = cache.fork(prompt)?;
+    let agreement = agreement(model, device, cache, prompt_logits, continuation)?;
+    cache.free(fork)?;
+    Ok(agreement)
 }

@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, path::PathBuf};
 use burn_oscar::KvCache;
 use clap::Args;
 use qwen3::{
-    generate::{GenerateOptions, Generation, Progress, generate},
+    generate::{GenerateError, GenerateOptions, Generation, Progress, generate},
     report::GenerationReport,
     sampling::Sampler,
     tokenizer::Message,
@@ -141,38 +141,47 @@ pub fn stream(
     prompt: &[u32],
     sampler: &mut Sampler,
     options: &GenerateOptions,
-    mut on_text: impl FnMut(&str) -> Result<(), CliError>,
+    on_text: impl FnMut(&str) -> Result<(), CliError>,
 ) -> Result<Generation, CliError> {
-    let bar = progress(session.quiet, prompt.len(), "reading the prompt");
+    let (model, device) = (&session.loaded.model, &session.device);
+    stream_text(session, prompt.len(), on_text, |on_progress| {
+        generate(model, device, cache, prompt, sampler, options, on_progress)
+    })
+}
+
+/// Runs a generation and hands over the text as it grows, with a progress bar for the
+/// `prompt_tokens` that it may read first.
+///
+/// # Errors
+/// What `run`, the tokenizer and `on_text` give.
+pub fn stream_text(
+    session: &Session,
+    prompt_tokens: usize,
+    mut on_text: impl FnMut(&str) -> Result<(), CliError>,
+    run: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Generation, GenerateError>,
+) -> Result<Generation, CliError> {
+    let bar = progress(session.quiet, prompt_tokens, "reading the prompt");
     let mut decoder = session.tokenizer().stream();
     let mut failed = None;
-    let result = generate(
-        &session.loaded.model,
-        &session.device,
-        cache,
-        prompt,
-        sampler,
-        options,
-        &mut |event| {
-            let text = match event {
-                Progress::Prefill(done) => {
-                    bar.set_position(done as u64);
-                    if done == prompt.len() {
-                        bar.finish_and_clear();
-                    }
-                    return ControlFlow::Continue(());
+    let result = run(&mut |event| {
+        let text = match event {
+            Progress::Prefill(done) => {
+                bar.set_position(done as u64);
+                if done == prompt_tokens {
+                    bar.finish_and_clear();
                 }
-                Progress::Token(token) => decoder.push(token),
-            };
-            match text.map_err(CliError::from).and_then(|text| on_text(&text)) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    failed = Some(error);
-                    ControlFlow::Break(())
-                }
+                return ControlFlow::Continue(());
             }
-        },
-    );
+            Progress::Token(token) => decoder.push(token),
+        };
+        match text.map_err(CliError::from).and_then(|text| on_text(&text)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    });
     bar.finish_and_clear();
     if let Some(error) = failed {
         return Err(error);

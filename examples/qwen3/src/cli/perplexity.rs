@@ -28,7 +28,8 @@ use burn_oscar::Method;
         kl              mean divergence KL(exact || method) over the whole vocabulary, in nats\n  \
         top1            share of positions where both prefer the same token\n  \
         bits_per_value  bits per stored number at the end of a window, everything included\n  \
-        bytes           bytes of the cache at the end of a window",
+        bytes           bytes of the cache at the end of a window\n\n\
+        Exact tokens count in the device's own format, 32 bits on flex.",
     after_long_help = "Examples:\n  \
         qwen3 perplexity --model model.gguf --text wiki.txt --windows 4 --method kivi --json\n  \
         qwen3 perplexity --model model.gguf --text wiki.txt --method kivi --sink 0 --recent 128\n  \

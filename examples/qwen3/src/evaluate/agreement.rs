@@ -48,9 +48,9 @@ impl Agreement {
     }
 }
 
-/// Feeds `continuation` to a cache that holds the prompt and compares, at every position, the
-/// method's best token with the continuation's ("teacher forcing": a token that differs does not
-/// change what comes after it).
+/// Feeds `continuation` to the newest sequence of a cache, which holds the prompt, and compares, at
+/// every position, the method's best token with the continuation's ("teacher forcing": a token that
+/// differs does not change what comes after it). Fork the sequence to keep it as it is.
 ///
 /// `prompt_logits` are the logits after the last token of the prompt.
 ///
