@@ -130,7 +130,8 @@ fn flipped_bits_and_bytes() {
         (
             "another type",
             file.with(kind, &[1]),
-            "tensor `*` has NaN at element *; the checkpoint is damaged",
+            "*tiny.gguf is damaged: 12288 bytes between tensor `token_embd.weight` and `end of \
+             file` belong to none; fetch it again",
         ),
         (
             "an offset past the end",

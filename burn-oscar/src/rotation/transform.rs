@@ -131,47 +131,38 @@ impl Parts {
         head_dim: usize,
         device: &Device,
     ) -> Self {
-        let none = Self {
-            forward: None,
-            mean: None,
-            inverse: None,
+        let mean = calibrated.and_then(|side| side.mean.as_ref()).map(|mean| {
+            let heads = mean.len() / head_dim;
+            let data = TensorData::new(mean.clone(), [1, heads, 1, head_dim]);
+            Tensor::from_data(data, device)
+        });
+        let matrix = |data: Vec<f32>| {
+            let heads = data.len() / (head_dim * head_dim);
+            let data = TensorData::new(data, [1, heads, head_dim, head_dim]);
+            Tensor::<4>::from_data(data, device)
         };
-        match (kind, calibrated) {
-            (TransformKind::Identity, _) | (TransformKind::Calibrated, None) => none,
+        let (forward, inverse) = match (kind, calibrated) {
+            (TransformKind::Identity, _) | (TransformKind::Calibrated, None) => (None, None),
             (TransformKind::Hadamard, _) => {
-                let data = TensorData::new(hadamard(head_dim), [1, 1, head_dim, head_dim]);
-                let matrix = Tensor::from_data(data, device);
-                Self {
-                    forward: Some(matrix.clone()),
-                    mean: None,
-                    inverse: Some(matrix),
-                }
+                let hadamard = matrix(hadamard(head_dim));
+                (Some(hadamard.clone()), Some(hadamard))
             }
             (TransformKind::Calibrated, Some(side)) => {
-                let matrix = |matrices: &Matrices| {
-                    let heads = matrices.data.len() / (head_dim * head_dim);
-                    let data =
-                        TensorData::new(matrices.data.clone(), [1, heads, head_dim, head_dim]);
-                    Tensor::<4>::from_data(data, device)
-                };
-                let forward = side.transform.as_ref().map(matrix);
+                let of = |matrices: &Matrices| matrix(matrices.data.clone());
+                let forward = side.transform.as_ref().map(of);
                 let inverse = match &side.inverse {
-                    Some(inverse) => Some(matrix(inverse)),
+                    Some(inverse) => Some(of(inverse)),
                     // Orthogonal: the query side is the same, the way back the transpose.
                     None if is_key => forward.clone(),
                     None => forward.clone().map(|matrix| matrix.swap_dims(2, 3)),
                 };
-                let mean = side.mean.as_ref().map(|mean| {
-                    let heads = mean.len() / head_dim;
-                    let data = TensorData::new(mean.clone(), [1, heads, 1, head_dim]);
-                    Tensor::from_data(data, device)
-                });
-                Self {
-                    forward,
-                    mean,
-                    inverse,
-                }
+                (forward, inverse)
             }
+        };
+        Self {
+            forward,
+            mean,
+            inverse,
         }
     }
 }
