@@ -10,7 +10,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use burn_oscar::{KvCache, KvCacheConfig, Method};
 use qwen3::evaluate::{EvaluateOptions, agreement, evaluate};
-use qwen3::generate::{GenerateOptions, generate, prefill};
+use qwen3::generate::{GenerateOptions, Progress, generate, prefill};
 use qwen3::load::{LoadedModel, load};
 use qwen3::sampling::Sampler;
 
@@ -115,16 +115,16 @@ fn two_bits_cost_what_they_should() {
         "exact perplexity {}",
         exact.ppl
     );
-    assert!(kivi.kl > 1e-4, "nothing was packed, KL {}", kivi.kl);
-    assert!(kivi.kl < 0.05, "KL of kivi {}", kivi.kl);
-    assert!(kivi.top1 > 0.9, "agreement of kivi {}", kivi.top1);
+    assert!(kivi.kl > 1e-3, "nothing was packed, KL {}", kivi.kl);
+    assert!(kivi.kl < 0.15, "KL of kivi {}", kivi.kl);
+    assert!(kivi.top1 > 0.75, "agreement of kivi {}", kivi.top1);
     assert!(
         nearest.kl > 3.0 * kivi.kl,
         "KL of round_to_nearest {}",
         nearest.kl
     );
     assert!(
-        centred.kl < kivi.kl,
+        centred.kl < 0.75 * kivi.kl,
         "KL of hadamard_centred {}",
         centred.kl
     );
@@ -141,7 +141,6 @@ fn continuation(real: &Real, method: &Method, chunk: usize) -> Vec<u32> {
         chunk,
         stop_tokens: Vec::new(),
     };
-    let mut tokens = Vec::new();
     let mut told = Vec::new();
     let generation = generate(
         &real.loaded.model,
@@ -151,16 +150,16 @@ fn continuation(real: &Real, method: &Method, chunk: usize) -> Vec<u32> {
         &mut Sampler::greedy(),
         &options,
         &mut |progress| {
-            if let qwen3::generate::Progress::Token(token) = progress {
+            if let Progress::Token(token) = progress {
                 told.push(token);
             }
             ControlFlow::Continue(())
         },
     )
     .expect("generates");
-    tokens.extend(generation.tokens);
-    assert_eq!((tokens.len(), &told), (NEW_TOKENS, &tokens));
-    tokens
+    assert_eq!(generation.tokens.len(), NEW_TOKENS);
+    assert_eq!(generation.tokens, told);
+    generation.tokens
 }
 
 #[test]
