@@ -1,7 +1,7 @@
 //! New tokens into the tiers, and old ones into pages.
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 
 use super::KvCache;
 use super::sequence::LayerTable;
@@ -16,15 +16,18 @@ struct Growth {
 }
 
 impl KvCache {
+    /// Sinks that a sequence may still take: none once a later token is there.
+    fn sink_room(&self, table: &LayerTable) -> usize {
+        if table.pages.is_empty() && table.recent == 0 {
+            self.config.method.sink() - table.sinks
+        } else {
+            0
+        }
+    }
+
     /// A page leaves the recent tier as soon as `recent` tokens and a whole page are there.
     fn growth(&self, table: &LayerTable, tokens: usize) -> Growth {
-        let started = !table.pages.is_empty() || table.recent > 0;
-        let room = if started {
-            0
-        } else {
-            self.config.method.sink() - table.sinks
-        };
-        let to_sinks = tokens.min(room);
+        let to_sinks = tokens.min(self.sink_room(table));
         let recent = table.recent + tokens - to_sinks;
         Growth {
             to_sinks,
@@ -35,13 +38,7 @@ impl KvCache {
     /// Tokens that can be appended to a sequence until its next page leaves the recent tier.
     pub(super) fn until_next_page(&self, layer: usize, row: usize) -> usize {
         let table = &self.sequences[row].layers[layer];
-        let started = !table.pages.is_empty() || table.recent > 0;
-        let room = if started {
-            0
-        } else {
-            self.config.method.sink() - table.sinks
-        };
-        room + self.config.method.recent() + self.page_tokens - table.recent
+        self.sink_room(table) + self.config.method.recent() + self.page_tokens - table.recent
     }
 
     /// Makes sure that the pool has the pages for `tokens` more tokens of each row.
@@ -99,7 +96,7 @@ impl KvCache {
                     })?;
                     sequence.pages.push(page);
                 }
-                demoted.pages.push(i64::from(sequence.pages[index]));
+                demoted.pages.push(sequence.pages[index]);
             }
             let table = &mut sequence.layers[layer];
             table.sinks += growth.to_sinks;
@@ -108,7 +105,7 @@ impl KvCache {
             table.pages.extend(vec![self.page_tokens; growth.pages]);
         }
         if !demoted.pages.is_empty() {
-            let ids = Tensor::<1, Int>::from_data(demoted.pages.as_slice(), &self.device);
+            let ids = self.page_ids(demoted.pages.into_iter());
             let [key, value] = demoted.vectors.map(|pages| Tensor::cat(pages, 0));
             stored = write_pages(stored, key, value, ids);
         }
@@ -186,7 +183,7 @@ impl KvCache {
 struct Demoted {
     /// `[n, kv_heads, page_tokens, head_dim]` of keys and of values.
     vectors: [Vec<Tensor<4>>; 2],
-    pages: Vec<i64>,
+    pages: Vec<u32>,
 }
 
 /// Overwrites tokens of a slot from `start` on.

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::config::MAX_HEAD_RATIO;
 use super::{KvCache, SequenceId};
-use crate::backend::{self, AttentionPlan, KvLayer, Pages, PlanRow};
+use crate::backend::{self, AttentionPlan, Pages, PlanRow};
 use crate::error::{Error, Result};
 
 /// How a call attends.
@@ -137,7 +137,7 @@ impl KvCache {
         Ok(rows)
     }
 
-    fn plan(&self, layer: usize, rows: &[usize], scale: f64) -> AttentionPlan {
+    pub(super) fn plan(&self, layer: usize, rows: &[usize], scale: f64) -> AttentionPlan {
         let rows = rows
             .iter()
             .map(|&row| {
@@ -248,57 +248,5 @@ impl KvCache {
             }
         }
         Ok(())
-    }
-
-    /// Everything a sequence holds in a layer, oldest token first and transforms taken back: f32
-    /// keys and values `[kv_heads, tokens, head_dim]`. For inspection, and for models that keep
-    /// their own attention; it costs the memory that the cache saves.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Layer`].
-    pub fn dequantize(&self, id: SequenceId, layer: usize) -> Result<[Tensor<3>; 2]> {
-        use crate::quantizer::Role;
-        use burn::tensor::{DType, Int};
-        let stored: &KvLayer<_> = self.layer(layer)?;
-        let row = self.index_of(id)?;
-        let plan = self.plan(layer, &[row], 1.0).rows.remove(0);
-        let (heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
-        let side = |role, tier: &burn::backend::DispatchTensor| {
-            let tier = Tensor::<4>::from_dispatch(tier.clone()).narrow(0, plan.slot, 1);
-            let mut parts = Vec::new();
-            let mut exact = |start, count| {
-                if count > 0 {
-                    parts.push(tier.clone().narrow(2, start, count).cast(DType::F32));
-                }
-            };
-            exact(0, plan.sinks);
-            exact(stored.sink, plan.recent);
-            let recent = if plan.recent > 0 { parts.pop() } else { None };
-            if !plan.pages.is_empty() {
-                let ids: Vec<i64> = plan
-                    .pages
-                    .iter()
-                    .map(|&(page, _)| i64::from(page))
-                    .collect();
-                let ids = Tensor::<1, Int>::from_data(ids.as_slice(), &self.device);
-                let pages = backend::read_pages(stored.clone(), ids, role);
-                for (i, &(_, tokens)) in plan.pages.iter().enumerate() {
-                    parts.push(pages.clone().narrow(0, i, 1).narrow(2, 0, tokens));
-                }
-            }
-            parts.extend(recent);
-            if parts.is_empty() {
-                return Tensor::zeros([1, heads, 0, head_dim], &self.device);
-            }
-            Tensor::cat(parts, 2)
-        };
-        let transform = &self.transforms[layer];
-        let key = transform.key_back(side(Role::Key, &stored.key_tier));
-        let value = transform.value_back(side(Role::Value, &stored.value_tier));
-        let flat = |x: Tensor<4>| {
-            let [_, heads, tokens, head_dim] = x.dims();
-            x.reshape([heads, tokens, head_dim])
-        };
-        Ok([flat(key), flat(value)])
     }
 }

@@ -193,7 +193,7 @@ fn copy_slot(tier: DispatchTensor, from: usize, to: usize) -> DispatchTensor {
 
 fn poison_row<const D: usize>(tensor: DispatchTensor, row: usize) -> DispatchTensor {
     let tensor = Tensor::<D>::from_dispatch(tensor);
-    tensor.slice_fill([row..row + 1], f32::NAN).into_dispatch()
+    tensor.slice_fill(row..row + 1, f32::NAN).into_dispatch()
 }
 
 fn poison_page(pages: Pages<Dispatch>, page: usize) -> Pages<Dispatch> {
@@ -206,7 +206,7 @@ fn poison_page(pages: Pages<Dispatch>, page: usize) -> Pages<Dispatch> {
         Pages::Packed(mut packed) => {
             let words = Tensor::<3, Int>::from_dispatch(packed.words);
             debug_assert_eq!(words.dtype(), DType::U32);
-            packed.words = words.slice_fill([page..page + 1], u32::MAX).into_dispatch();
+            packed.words = words.slice_fill(page..page + 1, u32::MAX).into_dispatch();
             packed.pairs = optional(packed.pairs, poison_row::<3>);
             packed.norms = optional(packed.norms, poison_row::<2>);
             packed.means = optional(packed.means, poison_row::<3>);

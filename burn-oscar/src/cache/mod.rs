@@ -15,6 +15,7 @@ mod config;
 mod manage;
 mod memory;
 mod pool;
+mod read;
 mod sequence;
 
 pub use attend::AttentionOptions;
@@ -23,7 +24,7 @@ pub use memory::MemoryReport;
 pub use sequence::SequenceId;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 
 use crate::backend::KvLayer;
 use crate::error::{Error, Result};
@@ -98,36 +99,6 @@ impl KvCache {
 
     fn take_layer(&mut self, layer: usize) -> Result<KvLayer<Dispatch>> {
         self.layers[layer].take().ok_or_else(|| lost(layer))
-    }
-
-    /// Tokens and packed words of a sequence's history in a layer, page by page: u32
-    /// `[pages, kv_heads, words]` of keys and of values, for tests and for saving. `None` where a
-    /// side is exact.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Layer`].
-    pub fn packed_words(
-        &self,
-        id: SequenceId,
-        layer: usize,
-    ) -> Result<[Option<Tensor<3, burn::tensor::Int>>; 2]> {
-        use crate::backend::Pages;
-        let sequence = self.sequence(id)?;
-        let stored = self.layer(layer)?;
-        let count = sequence.layers[layer].pages.len();
-        let ids: Vec<i64> = sequence.pages[..count]
-            .iter()
-            .map(|&p| i64::from(p))
-            .collect();
-        let words = |pages: &Pages<Dispatch>| match pages {
-            Pages::Packed(packed) if count > 0 => {
-                let ids = Tensor::<1, burn::tensor::Int>::from_data(ids.as_slice(), &self.device);
-                let words = Tensor::<3, burn::tensor::Int>::from_dispatch(packed.words.clone());
-                Some(words.select(0, ids))
-            }
-            _ => None,
-        };
-        Ok([words(&stored.key), words(&stored.value)])
     }
 }
 
