@@ -63,7 +63,11 @@ fn noise(i: usize) -> f32 {
     // Two uniform numbers make something bell-shaped enough, with an outlier now and then.
     let u = |i| hash(i) as f32 / u32::MAX as f32 - 0.5;
     let x = u(2 * i) + u(2 * i + 1);
-    if hash(i).is_multiple_of(97) { 6.0 * x } else { x }
+    if hash(i).is_multiple_of(97) {
+        6.0 * x
+    } else {
+        x
+    }
 }
 
 #[test]
