@@ -62,8 +62,8 @@ pub enum EvaluateError {
     },
     /// The text is too short.
     #[error(
-        "the text has {tokens} tokens, which is {available} windows of {window}, and {wanted} were \
-         asked for: give fewer --windows, a smaller --window, or a longer text"
+        "the text has {tokens} tokens, room for {available} of the {wanted} windows of {window} \
+         tokens: give fewer --windows, a smaller --window, or a longer text"
     )]
     TextTooShort {
         /// Tokens of the text.

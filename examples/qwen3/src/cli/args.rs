@@ -111,6 +111,14 @@ impl CacheArgs {
     /// [`CliError::Usage`] for an artifact that the method does not take or lacks,
     /// [`CliError::Cache`] for one that is damaged or of another method.
     pub fn method(&self) -> Result<Method, CliError> {
+        if let (Some(name), Some(_)) = (&self.method, &self.artifact)
+            && !Method::needs_calibration(name)
+        {
+            return Err(CliError::Usage(format!(
+                "method {name} is not calibrated and takes no --artifact: leave it out, or leave \
+                 out --method to use the artifact's"
+            )));
+        }
         let calibration = self
             .artifact
             .as_deref()
@@ -121,12 +129,6 @@ impl CacheArgs {
             (None, Some(calibration)) => calibration.method(),
             (None, None) => DEFAULT_METHOD,
         };
-        if calibration.is_some() && !Method::needs_calibration(name) {
-            return Err(CliError::Usage(format!(
-                "method {name} is not calibrated and takes no --artifact: leave it out, or leave \
-                 out --method to use the artifact's"
-            )));
-        }
         if calibration.is_none() && Method::needs_calibration(name) {
             return Err(CliError::Usage(format!(
                 "method {name} is calibrated: give its artifact for this model with --artifact FILE"
@@ -141,7 +143,12 @@ impl CacheArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Randomness: 0 always takes the most likely token, 1 draws from the model's distribution
-    #[arg(long, default_value_t = 0.0, value_name = "NUMBER")]
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "NUMBER",
+        allow_negative_numbers = true
+    )]
     pub temperature: f32,
 
     /// Draw among this many of the most likely tokens; 0 for all
@@ -149,7 +156,12 @@ pub struct SamplingArgs {
     pub top_k: usize,
 
     /// Draw among the most likely tokens whose probabilities add up to this, above 0 to 1
-    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "SHARE",
+        allow_negative_numbers = true
+    )]
     pub top_p: f32,
 
     /// Seed of the random numbers; equal seeds give equal texts

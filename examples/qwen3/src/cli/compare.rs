@@ -116,11 +116,17 @@ impl CompareArgs {
     pub fn run(self) -> Result<(), CliError> {
         let session = Session::open(&self.model)?;
         let (methods, skipped) = self.methods.select(Method::PRESETS)?;
-        let scores = if methods.is_empty() {
-            Vec::new()
-        } else {
-            self.text.evaluate(&session, &methods)?
-        };
+        if methods.is_empty() {
+            let reasons: Vec<_> = skipped
+                .iter()
+                .map(|Skipped { method, reason }| format!("{method}: {reason}"))
+                .collect();
+            return Err(CliError::Usage(format!(
+                "none of the methods can run\n{}",
+                reasons.join("\n")
+            )));
+        }
+        let scores = self.text.evaluate(&session, &methods)?;
         if self.json {
             print_json(&Comparison {
                 model: &self.model.model.to_string_lossy(),

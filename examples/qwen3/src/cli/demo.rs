@@ -98,6 +98,7 @@ impl DemoArgs {
         exact: Option<&[u32]>,
     ) -> Result<(GenerationReport, Vec<u32>), CliError> {
         let (model, device) = (&session.loaded.model, &session.device);
+        session.check_memory(method, options.max_tokens)?;
         let mut cache = session
             .cache_config()
             .with_method(method.clone())

@@ -84,6 +84,9 @@ impl TextArgs {
         session: &Session,
         methods: &[Method],
     ) -> Result<Vec<MethodScore>, CliError> {
+        for method in methods {
+            session.check_memory(method, self.window)?;
+        }
         let text = read_text(&self.text)?;
         let ids = session.tokenizer().encode(&text, false)?;
         let options = EvaluateOptions {

@@ -56,12 +56,36 @@ impl Session {
                 ),
             );
         }
+        self.check_memory(&method, max_tokens)?;
         let cache = self
             .cache_config()
             .with_method(method)
             .with_max_tokens(max_tokens)
             .init(&self.device)?;
         Ok(cache)
+    }
+
+    /// Refuses a cache that no machine has room for, which would otherwise end the program: the
+    /// exact tiers and the pages are allocated at once.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] with the size.
+    pub fn check_memory(&self, method: &Method, max_tokens: usize) -> Result<(), CliError> {
+        let config = &self.loaded.config;
+        let token =
+            config.num_layers * config.num_kv_heads * config.head_dim * 2 * size_of::<f32>();
+        let exact = method.sink().saturating_add(method.recent());
+        // Pages have at least 2 of the 32 bits.
+        let bytes = exact.saturating_add(max_tokens / 16).saturating_mul(token);
+        Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
+            CliError::Usage(format!(
+                "a cache for {max_tokens} tokens with {} sinks and {} recent tokens needs more \
+                 memory than there is, {} GiB: lower --max-tokens, --sink or --recent",
+                method.sink(),
+                method.recent(),
+                bytes >> 30
+            ))
+        })
     }
 
     /// What this model needs of a cache.
