@@ -27,6 +27,10 @@ enum Step {
         which: usize,
     },
     Add,
+    /// A step that fails in its second layer, and is undone.
+    Undo {
+        tokens: usize,
+    },
     Reorder {
         picks: Vec<usize>,
     },
@@ -41,6 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<usize>().prop_map(|which| Step::Fork { which }),
         1 => any::<usize>().prop_map(|which| Step::Free { which }),
         1 => Just(Step::Add),
+        1 => (1usize..150).prop_map(|tokens| Step::Undo { tokens }),
         1 => prop::collection::vec(any::<usize>(), 1..4).prop_map(|picks| Step::Reorder { picks }),
         1 => Just(Step::Reset),
     ]
@@ -177,7 +182,12 @@ impl Pair {
                 match self.cache.fork(id) {
                     Ok(new) => self.dense.push((new, layers)),
                     Err(error) => {
-                        assert!(matches!(error, Error::TooManySequences { .. }), "{error}");
+                        // An undone step may have left a page that a fork needs a copy of.
+                        let expected = matches!(
+                            error,
+                            Error::TooManySequences { .. } | Error::PoolExhausted { .. }
+                        );
+                        assert!(expected, "{error}");
                         assert_eq!(self.cache.lens(), before);
                     }
                 }
@@ -198,13 +208,20 @@ impl Pair {
             Step::Reorder { picks } => {
                 let ids: Vec<_> = picks.iter().filter_map(|&p| self.pick(p)).collect();
                 let order: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
-                let new = self.cache.reorder(&order).unwrap();
+                let new = match self.cache.reorder(&order) {
+                    Ok(new) => new,
+                    Err(error) => {
+                        assert!(matches!(error, Error::PoolExhausted { .. }), "{error}");
+                        return;
+                    }
+                };
                 self.dense = new
                     .into_iter()
                     .zip(ids)
                     .map(|(id, (_, d))| (id, d))
                     .collect();
             }
+            Step::Undo { tokens } => self.undo(*tokens),
             Step::Reset => {
                 let id = self.cache.reset();
                 self.dense = vec![(id, Default::default())];
@@ -214,6 +231,29 @@ impl Pair {
         assert_eq!(self.cache.sequences(), ids);
         let lens: Vec<_> = self.dense.iter().map(|(_, d)| d[0].keys.len()).collect();
         assert_eq!(self.cache.lens(), lens);
+    }
+
+    fn undo(&mut self, tokens: usize) {
+        let (rows, kv_heads) = (self.dense.len(), self.case.kv_heads);
+        if rows == 0 {
+            return;
+        }
+        let shape = [rows, kv_heads, tokens, HEAD_DIM];
+        let good = Tensor::<4>::ones(shape, &self.device);
+        let bad = Tensor::<4>::full(shape, f32::NAN, &self.device);
+        let options = AttentionOptions::causal();
+        let first = self
+            .cache
+            .attend(0, good.clone(), good.clone(), good.clone(), options.clone());
+        if first.is_err() {
+            return;
+        }
+        let second = self.cache.attend(1, good.clone(), bad, good, options);
+        assert!(matches!(second, Err(Error::NotFinite { layer: 1, .. })));
+        for (id, _) in &self.dense {
+            let len = self.cache.len(*id).unwrap();
+            self.cache.truncate(*id, len).unwrap();
+        }
     }
 
     fn pick(&self, which: usize) -> Option<(SequenceId, [DenseSequence; LAYERS])> {
@@ -235,6 +275,7 @@ impl Pair {
             return;
         }
         let ids: Vec<_> = rows.iter().map(|&row| self.dense[row].0).collect();
+        let before: Vec<_> = ids.iter().map(|&id| self.cache.len(id).unwrap()).collect();
         let (kv_heads, heads) = (self.case.kv_heads, self.case.kv_heads * self.case.group);
         let mut options = AttentionOptions::causal().rows(&ids);
         if streaming {
@@ -260,9 +301,16 @@ impl Pair {
             let output = match result {
                 Ok(output) => output,
                 Err(error) => {
-                    // Nothing of this layer was stored, and no earlier layer ran into it.
+                    // Nothing of this layer was stored. A later layer may run into it only where
+                    // an undone step has left it with fewer pages; then this one is undone too.
                     assert!(matches!(error, Error::PoolExhausted { .. }), "{error}");
-                    assert_eq!(layer, 0);
+                    for (row, len) in rows.iter().zip(&before) {
+                        self.cache.truncate(self.dense[*row].0, *len).unwrap();
+                        for layer in &mut self.dense[*row].1 {
+                            layer.keys.truncate(*len);
+                            layer.values.truncate(*len);
+                        }
+                    }
                     return;
                 }
             };

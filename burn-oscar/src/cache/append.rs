@@ -52,16 +52,21 @@ impl KvCache {
                 pages.saturating_sub(sequence.pages.len())
             })
             .sum();
-        if needed > self.pool.free() {
-            return Err(Error::PoolExhausted {
-                layer,
-                needed,
-                free: self.pool.free(),
-                pages: self.pool.pages(),
-                page_tokens: self.page_tokens,
-            });
+        self.check_pages(layer, needed)
+    }
+
+    /// Makes sure that the pool has `needed` free pages.
+    pub(super) fn check_pages(&self, layer: usize, needed: usize) -> Result<()> {
+        if needed <= self.pool.free() {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::PoolExhausted {
+            layer,
+            needed,
+            free: self.pool.free(),
+            pages: self.pool.pages(),
+            page_tokens: self.page_tokens,
+        })
     }
 
     /// Appends transformed keys and values `[rows, kv_heads, tokens, head_dim]`. The caller has

@@ -1,11 +1,11 @@
 //! Sequences come, fork, shrink and go.
 
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
-use super::sequence::{LayerTable, Sequence};
+use super::sequence::Sequence;
 use super::{KvCache, SequenceId};
-use crate::backend::{KvLayer, OptionalTensor, Pages};
+use crate::backend::{KvLayer, OptionalTensor, PackedPages, Pages};
 use crate::error::{Error, Result};
 
 impl KvCache {
@@ -33,32 +33,41 @@ impl KvCache {
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooManySequences`]; [`Error::UnevenLayers`] in the
-    /// middle of a step.
+    /// middle of a step; [`Error::PoolExhausted`] where an undone step left a page that cannot be
+    /// shared.
     pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId> {
         let source = self.sequence(id)?.clone();
-        if !source.is_even() {
-            let lens = source.layers.iter().map(LayerTable::len);
-            return Err(Error::UnevenLayers {
-                id: id.0,
-                shortest: lens.clone().min().unwrap_or(0),
-                longest: lens.max().unwrap_or(0),
-            });
-        }
+        check_even(&source)?;
         for layer in 0..self.layers.len() {
             self.layer(layer)?;
         }
+        // Pages that some layer has yet to fill will differ from now on.
+        let common = source.common_pages();
+        let needed = source.pages.len() - common;
+        self.check_pages(0, needed)?;
         let slot = self.free_slots.pop().ok_or(Error::TooManySequences {
             max_sequences: self.config.max_sequences,
         })?;
+        let own: Vec<u32> = (0..needed).filter_map(|_| self.pool.allocate()).collect();
         for layer in 0..self.layers.len() {
             let mut stored = self.take_layer(layer)?;
-            stored.key_tier = copy_slot(stored.key_tier, source.slot, slot);
-            stored.value_tier = copy_slot(stored.value_tier, source.slot, slot);
+            stored.key_tier = copy_row::<4>(stored.key_tier, source.slot, slot);
+            stored.value_tier = copy_row::<4>(stored.value_tier, source.slot, slot);
+            for (&from, &to) in source.pages[common..].iter().zip(&own) {
+                stored.key = copy_page(stored.key, from as usize, to as usize);
+                stored.value = copy_page(stored.value, from as usize, to as usize);
+            }
             self.layers[layer] = Some(stored);
         }
-        self.pool.share(&source.pages);
+        self.pool.share(&source.pages[..common]);
         let id = self.fresh_id();
-        self.sequences.push(Sequence { id, slot, ..source });
+        let pages = [&source.pages[..common], &own].concat();
+        self.sequences.push(Sequence {
+            id,
+            slot,
+            pages,
+            ..source
+        });
         Ok(id)
     }
 
@@ -102,28 +111,22 @@ impl KvCache {
     /// forked, one not named is freed. Returns the rows' sequences.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::TooManySequences`], [`Error::UnevenLayers`].
+    /// [`Error::UnknownSequence`], and those of [`fork`](Self::fork).
     pub fn reorder(&mut self, ids: &[SequenceId]) -> Result<Vec<SequenceId>> {
         if ids.len() > self.config.max_sequences {
             return Err(Error::TooManySequences {
                 max_sequences: self.config.max_sequences,
             });
         }
+        let mut needed = 0;
         for (i, &id) in ids.iter().enumerate() {
             let sequence = self.sequence(id)?;
-            if ids[..i].contains(&id) && !sequence.is_even() {
-                return Err(Error::UnevenLayers {
-                    id: id.0,
-                    shortest: sequence.len(),
-                    longest: sequence
-                        .layers
-                        .iter()
-                        .map(LayerTable::len)
-                        .max()
-                        .unwrap_or(0),
-                });
+            if ids[..i].contains(&id) {
+                check_even(sequence)?;
+                needed += sequence.pages.len() - sequence.common_pages();
             }
         }
+        self.check_pages(0, needed)?;
         for id in self.sequences() {
             if !ids.contains(&id) {
                 self.free(id)?;
@@ -183,12 +186,23 @@ impl KvCache {
     }
 }
 
-fn copy_slot(tier: DispatchTensor, from: usize, to: usize) -> DispatchTensor {
-    let tier = Tensor::<4>::from_dispatch(tier);
-    let [_, heads, tokens, head_dim] = tier.dims();
-    let row = tier.clone().narrow(0, from, 1);
-    tier.slice_assign([to..to + 1, 0..heads, 0..tokens, 0..head_dim], row)
-        .into_dispatch()
+/// A sequence can be copied between steps only.
+fn check_even(sequence: &Sequence) -> Result<()> {
+    let (shortest, longest) = (sequence.len(), sequence.longest());
+    if shortest == longest {
+        return Ok(());
+    }
+    Err(Error::UnevenLayers {
+        id: sequence.id.0,
+        shortest,
+        longest,
+    })
+}
+
+fn copy_row<const D: usize>(tensor: DispatchTensor, from: usize, to: usize) -> DispatchTensor {
+    let tensor = Tensor::<D>::from_dispatch(tensor);
+    let row = tensor.clone().narrow(0, from, 1);
+    tensor.slice_assign(to..to + 1, row).into_dispatch()
 }
 
 fn poison_row<const D: usize>(tensor: DispatchTensor, row: usize) -> DispatchTensor {
@@ -196,21 +210,51 @@ fn poison_row<const D: usize>(tensor: DispatchTensor, row: usize) -> DispatchTen
     tensor.slice_fill(row..row + 1, f32::NAN).into_dispatch()
 }
 
+fn copy_page(pages: Pages<Dispatch>, from: usize, to: usize) -> Pages<Dispatch> {
+    each_part(
+        pages,
+        |tensor, rank| match rank {
+            2 => copy_row::<2>(tensor, from, to),
+            3 => copy_row::<3>(tensor, from, to),
+            _ => copy_row::<4>(tensor, from, to),
+        },
+        |words| {
+            let row = words.clone().narrow(0, from, 1);
+            words.slice_assign(to..to + 1, row)
+        },
+    )
+}
+
 fn poison_page(pages: Pages<Dispatch>, page: usize) -> Pages<Dispatch> {
-    let optional = |tensor, poison: fn(DispatchTensor, usize) -> DispatchTensor| match tensor {
-        OptionalTensor::Present(tensor) => OptionalTensor::Present(poison(tensor, page)),
+    each_part(
+        pages,
+        |tensor, rank| match rank {
+            2 => poison_row::<2>(tensor, page),
+            3 => poison_row::<3>(tensor, page),
+            _ => poison_row::<4>(tensor, page),
+        },
+        |words| words.slice_fill(page..page + 1, u32::MAX),
+    )
+}
+
+/// Changes every tensor of a side's pages: floats by their rank, and the words.
+fn each_part(
+    pages: Pages<Dispatch>,
+    float: impl Fn(DispatchTensor, usize) -> DispatchTensor,
+    words: impl Fn(Tensor<3, Int>) -> Tensor<3, Int>,
+) -> Pages<Dispatch> {
+    let optional = |tensor, rank| match tensor {
+        OptionalTensor::Present(tensor) => OptionalTensor::Present(float(tensor, rank)),
         OptionalTensor::Absent => OptionalTensor::Absent,
     };
     match pages {
-        Pages::Exact(tensor) => Pages::Exact(poison_row::<4>(tensor, page)),
-        Pages::Packed(mut packed) => {
-            let words = Tensor::<3, Int>::from_dispatch(packed.words);
-            debug_assert_eq!(words.dtype(), DType::U32);
-            packed.words = words.slice_fill(page..page + 1, u32::MAX).into_dispatch();
-            packed.pairs = optional(packed.pairs, poison_row::<3>);
-            packed.norms = optional(packed.norms, poison_row::<2>);
-            packed.means = optional(packed.means, poison_row::<3>);
-            Pages::Packed(packed)
-        }
+        Pages::Exact(tensor) => Pages::Exact(float(tensor, 4)),
+        Pages::Packed(packed) => Pages::Packed(PackedPages {
+            words: words(Tensor::from_dispatch(packed.words)).into_dispatch(),
+            pairs: optional(packed.pairs, 3),
+            norms: optional(packed.norms, 2),
+            means: optional(packed.means, 3),
+            spec: packed.spec,
+        }),
     }
 }

@@ -75,9 +75,15 @@ impl Sequence {
         self.layers.iter().map(LayerTable::len).min().unwrap_or(0)
     }
 
-    /// Whether all layers hold the same tokens.
-    pub fn is_even(&self) -> bool {
-        self.layers.iter().all(|table| *table == self.layers[0])
+    /// Tokens of the longest layer: more than [`len`](Self::len) in the middle of a step.
+    pub fn longest(&self) -> usize {
+        self.layers.iter().map(LayerTable::len).max().unwrap_or(0)
+    }
+
+    /// Pages that every layer has filled. A step that was undone may leave more in some.
+    pub fn common_pages(&self) -> usize {
+        let pages = self.layers.iter().map(|table| table.pages.len());
+        pages.min().unwrap_or(0)
     }
 }
 

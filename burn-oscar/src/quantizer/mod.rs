@@ -144,9 +144,11 @@ impl Quantizer {
             return fail("mid-rise codes have one group per token and segment".into());
         }
         if self.axis == GroupAxis::Channel && !matches!(self.group_size, Some(16 | 32 | 64)) {
+            let size = self
+                .group_size
+                .map_or("all".into(), |size| size.to_string());
             return fail(format!(
-                "groups of {:?} tokens: 16, 32 or 64 divide a page",
-                self.group_size
+                "groups of {size} tokens: 16, 32 or 64 divide a page"
             ));
         }
         if self.group_size == Some(0) {

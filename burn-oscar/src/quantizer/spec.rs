@@ -128,7 +128,14 @@ impl PageSpec {
                 .map(|s| 1u32 << s.bits)
                 .min()
                 .unwrap_or(2);
-            (SCALE8_MAX * levels as f32 / 2.0, "8-bit scales")
+            let limit = SCALE8_MAX * levels as f32 / 2.0;
+            // A token may lie twice as far from the mean of its page as from zero.
+            let limit = if self.quantizer.page_mean {
+                limit / 2.0
+            } else {
+                limit
+            };
+            (limit, "8-bit scales")
         } else if self.quantizer.token_norm {
             let elements = (kv_heads * self.head_dim) as f32;
             (f16 / elements.sqrt(), "f16 token norms")

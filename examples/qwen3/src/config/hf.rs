@@ -90,6 +90,8 @@ impl HfConfig {
         let num_heads = required("num_attention_heads", self.num_attention_heads)?;
         let head_dim = match self.head_dim {
             Some(head_dim) => head_dim,
+            // What Hugging Face takes for this architecture, whatever the hidden size.
+            None if architecture == "qwen3" => 128,
             None if num_heads == 0 || !hidden_size.is_multiple_of(num_heads) => {
                 let limit = format!("a divisor of hidden_size {hidden_size}, or head_dim given");
                 return Err(invalid("num_attention_heads", num_heads, limit));
