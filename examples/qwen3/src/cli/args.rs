@@ -229,6 +229,7 @@ pub fn read_prompt(prompt: Option<&str>, file: Option<&Path>) -> Result<String, 
 
 /// How many prompt tokens go through the model at once.
 #[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Text")]
 pub struct ChunkArgs {
     /// Prompt tokens that go through the model at once; fewer need less memory
     ///

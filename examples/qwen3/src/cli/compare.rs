@@ -37,7 +37,7 @@ pub struct CompareArgs {
     text: TextArgs,
 
     /// Print one JSON object instead of a table
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 

@@ -23,9 +23,13 @@ use super::{
 /// What the demo compares with the exact cache unless --methods says otherwise.
 const DEMO_METHODS: &[&str] = &["kivi", "oscar_scaled", "hadamard_centred"];
 
+const METHODS_HELP: &str = "The methods to compare with exact, separated by commas \
+    [default: kivi,oscar_scaled,hadamard_centred]";
+
 /// Continue a long prompt with the exact cache and with 2-bit caches, side by side
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("methods", |methods| methods.help(METHODS_HELP)),
     long_about = "Continue a long prompt with the exact cache and with 2-bit caches, side by side.\n\n\
         Every cache continues the prompt by itself, always with the most likely token: these are \
         the texts and the speeds. Then each is fed the exact cache's text: `same next token` is \
@@ -44,7 +48,7 @@ pub struct DemoArgs {
     methods: MethodsArgs,
 
     /// Print one JSON array instead of texts and a table
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 

@@ -41,7 +41,7 @@ pub struct GenerateArgs {
     sampling: SamplingArgs,
 
     /// Print one JSON object at the end instead of streaming the text
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 

@@ -10,7 +10,7 @@ use qwen3::{
 
 use super::{
     CliError,
-    args::{CacheArgs, ChunkArgs, ModelArgs, positive, read_text},
+    args::{CacheArgs, ModelArgs, positive, read_text},
     output::{print, print_json, progress},
     session::Session,
 };
@@ -44,7 +44,7 @@ pub struct PerplexityArgs {
     text: TextArgs,
 
     /// Print one JSON object instead of a table
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     json: bool,
 }
 
@@ -70,8 +70,11 @@ pub struct TextArgs {
     #[arg(long, default_value_t = 1, value_name = "POSITION", value_parser = positive)]
     pub positions_from: usize,
 
-    #[command(flatten)]
-    pub chunk: ChunkArgs,
+    /// Tokens that go through the model at once; fewer need less memory
+    ///
+    /// The scores do not depend on it.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive)]
+    pub chunk: usize,
 }
 
 impl TextArgs {
@@ -93,7 +96,7 @@ impl TextArgs {
             window: self.window,
             windows: self.windows,
             positions_from: self.positions_from,
-            chunk: self.chunk.chunk,
+            chunk: self.chunk,
         };
         let windows = options.count_windows(ids.len())?;
         let bar = progress(session.quiet, options.work(windows, methods), "");
