@@ -2,10 +2,12 @@
 
 mod autodiff;
 mod cache_properties;
+mod calibrated;
 mod degenerate;
 mod errors;
 mod logits;
 mod memory;
 mod quantizers;
 mod real_model;
+mod shapes;
 mod streaming;

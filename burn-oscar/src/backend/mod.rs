@@ -1,7 +1,7 @@
 //! The cache's operations as a Burn backend extension.
 //!
 //! [`KvCacheOps`] is implemented for every backend that Burn dispatches to. Its default bodies,
-//! in [`portable`], are made of Burn operations on real packed bits; they run anywhere and are
+//! in `portable`, are made of Burn operations on real packed bits; they run anywhere and are
 //! what every kernel is tested against.
 
 mod autodiff;
