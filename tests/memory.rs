@@ -115,3 +115,22 @@ fn shared_pages_count_once() {
     assert_eq!(both.recent_bytes, 2 * alone.recent_bytes);
     assert_eq!(both.tokens, 1200);
 }
+
+/// Sizes that no machine has are refused, not computed with.
+#[test]
+fn impossible_sizes_are_refused() {
+    let config = KvCacheConfig::new(2, 2, 64);
+    let windows = |sink, recent| Method::exact().with_sink(sink).with_recent(recent);
+    for config in [
+        config.clone().with_max_tokens(usize::MAX),
+        config.clone().with_max_sequences(usize::MAX),
+        config.clone().with_method(windows(usize::MAX, 256)),
+        config.with_method(windows(64, usize::MAX / 2)),
+    ] {
+        let error = config.init(&Device::flex()).unwrap_err().to_string();
+        assert!(
+            error.starts_with("max_tokens") && error.contains("lower"),
+            "{error}"
+        );
+    }
+}

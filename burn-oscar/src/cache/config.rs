@@ -164,6 +164,14 @@ impl KvCacheConfig {
                 quantizer.validate(self.method.name())?;
             }
         }
+        if self.largest_size().is_none() {
+            return Err(Error::Option {
+                option: "max_tokens",
+                value: self.max_tokens.to_string(),
+                reason: "with these windows and sequences the cache passes what memory can \
+                         address: lower max_tokens, max_sequences, sink or recent",
+            });
+        }
         if let Some(calibration) = self.method.calibration() {
             calibration.check(
                 self.fingerprint.as_deref(),
@@ -173,6 +181,18 @@ impl KvCacheConfig {
             )?;
         }
         Ok(())
+    }
+
+    /// Bytes of all tokens in f32, more than any method takes; `None` past the address space.
+    fn largest_size(&self) -> Option<usize> {
+        let windows = self.method.sink().checked_add(self.method.recent())?;
+        let tokens = (windows.checked_add(self.max_tokens)?)
+            .checked_add(2 * self.method.page_tokens())?
+            .checked_mul(self.max_sequences)?;
+        [self.n_layers, self.n_kv_heads, self.head_dim, 8]
+            .into_iter()
+            .try_fold(tokens, usize::checked_mul)
+            .filter(|&bytes| bytes <= isize::MAX as usize)
     }
 
     /// Allocates the cache.
