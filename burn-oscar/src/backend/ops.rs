@@ -3,8 +3,9 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
+use super::plan::AttentionPlan;
 use super::portable;
-use super::types::{AttentionPlan, KvLayer};
+use super::types::KvLayer;
 use crate::quantizer::Role;
 
 /// Operations on packed key/value pages, for every backend.
@@ -50,9 +51,22 @@ pub trait KvCacheOps: Backend {
         key: FloatTensor<Self>,
         value: FloatTensor<Self>,
         #[extension_type] layer: KvLayer<Self>,
-        plan: AttentionPlan,
+        #[extension_type] plan: AttentionPlan<Self>,
     ) -> FloatTensor<Self> {
         portable::attend::<Self>(query, key, value, layer, plan)
+    }
+
+    /// Writes one token per row (`[rows, kv_heads, 1, head_dim]`) to the exact tiers, at the
+    /// plan's next position of the row's slot. The layer is consumed so that its tiers are written
+    /// in place.
+    #[fusion(meta = |layer, _key, _value, _plan| layer.clone())]
+    fn kv_append(
+        #[extension_type] layer: KvLayer<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        #[extension_type] plan: AttentionPlan<Self>,
+    ) -> KvLayer<Self> {
+        portable::append::<Self>(layer, key, value, plan)
     }
 }
 

@@ -65,28 +65,6 @@ pub struct KvLayer<B: Backend> {
     pub sink: usize,
 }
 
-/// What one batch row attends to, besides the tokens of the call itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlanRow {
-    /// The sequence's slot in the exact tiers.
-    pub slot: usize,
-    /// Sink tokens held.
-    pub sinks: usize,
-    /// Pages, oldest first, and how many of each page's first tokens are valid.
-    pub pages: Vec<(u32, usize)>,
-    /// Recent tokens held.
-    pub recent: usize,
-}
-
-/// The host's plan of one attention call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionPlan {
-    /// One row per batch row of the query.
-    pub rows: Vec<PlanRow>,
-    /// Multiplies the scores.
-    pub scale: f64,
-}
-
 /// The shape of [`read_pages`](crate::backend::read_pages)'s result, for lazy backends.
 #[cfg(feature = "fusion")]
 pub(super) fn read_shape(

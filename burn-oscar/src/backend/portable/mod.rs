@@ -9,7 +9,7 @@ mod packing;
 mod page;
 mod tensor;
 
-pub(super) use attention::attend;
+pub(super) use attention::{append, attend};
 pub(super) use page::{read_pages, write_pages};
 
 #[cfg(test)]

@@ -243,6 +243,18 @@ impl<B: Backend> Ints<B> {
 }
 
 impl<B: Backend> Real<B> {
+    /// Overwrites one token of a slot of `[slots, kv_heads, tokens, head_dim]`.
+    pub fn set_token(self, slot: usize, position: usize, token: Self) -> Self {
+        let shape = self.0.shape();
+        let slices = [
+            Slice::from(slot..slot + 1),
+            Slice::from(0..shape[1]),
+            Slice::from(position..position + 1),
+            Slice::from(0..shape[3]),
+        ];
+        Self(B::float_slice_assign(self.0, &slices, token.0))
+    }
+
     /// Repeats dimensions of length 1 to the shape of `other`.
     pub fn expand_like(self, other: &Self) -> Self {
         Self(B::float_expand(self.0, other.0.shape()))
