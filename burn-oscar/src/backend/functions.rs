@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use super::KvCacheOps;
-use super::types::{AttentionPlan, KvLayer};
+use super::types::{AttentionPlan, Demotion, KvLayer};
 use crate::quantizer::Role;
 
 /// Quantises pages of transformed keys and values and writes them; see
@@ -21,6 +21,11 @@ pub fn write_pages(
         value.detach().into_dispatch(),
         pages.into_dispatch(),
     )
+}
+
+/// Packs the oldest tokens of recent tiers into pages; see [`KvCacheOps::kv_demote`].
+pub fn demote(layer: KvLayer<Dispatch>, moves: Vec<Demotion>) -> KvLayer<Dispatch> {
+    <Dispatch as KvCacheOps>::kv_demote(layer, moves)
 }
 
 /// Reads pages of one side as f32 `[n, kv_heads, page_tokens, head_dim]`; see

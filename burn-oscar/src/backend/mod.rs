@@ -12,6 +12,6 @@ mod ops;
 pub(crate) mod portable;
 mod types;
 
-pub use functions::{attend, read_pages, write_pages};
+pub use functions::{attend, demote, read_pages, write_pages};
 pub use ops::KvCacheOps;
-pub use types::{AttentionPlan, KvLayer, OptionalTensor, PackedPages, Pages, PlanRow};
+pub use types::{AttentionPlan, Demotion, KvLayer, OptionalTensor, PackedPages, Pages, PlanRow};

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::KvCache;
 use super::sequence::LayerTable;
-use crate::backend::{KvLayer, write_pages};
+use crate::backend::{Demotion, KvLayer, demote, write_pages};
 use crate::error::{Error, Result};
 
 /// What appending some tokens does to a sequence in one layer.
@@ -81,12 +81,19 @@ impl KvCache {
         let tokens = key.dims()[2];
         let mut stored = self.take_layer(layer)?;
         let mut demoted = Demoted::default();
+        let mut moves = Vec::new();
         for (i, &row) in rows.iter().enumerate() {
             let table = self.sequences[row].layers[layer].clone();
             let growth = self.growth(&table, tokens);
             let new = [&key, &value].map(|side| side.clone().narrow(0, i, 1));
             let slot = self.sequences[row].slot;
-            stored = self.append_row(stored, slot, &table, &growth, new, &mut demoted);
+            // A single token always fits into the tier, which then gives up its oldest page.
+            let leaving = if tokens == 1 { 0 } else { growth.pages };
+            let placed = Growth {
+                to_sinks: growth.to_sinks,
+                pages: leaving,
+            };
+            stored = self.append_row(stored, slot, &table, &placed, new, &mut demoted);
 
             let sequence = &mut self.sequences[row];
             for index in table.pages.len()..table.pages.len() + growth.pages {
@@ -101,7 +108,16 @@ impl KvCache {
                     })?;
                     sequence.pages.push(page);
                 }
-                demoted.pages.push(sequence.pages[index]);
+                let page = sequence.pages[index];
+                if tokens == 1 {
+                    moves.push(Demotion {
+                        slot,
+                        page,
+                        recent: table.recent + 1,
+                    });
+                } else {
+                    demoted.pages.push(page);
+                }
             }
             let table = &mut sequence.layers[layer];
             table.sinks += growth.to_sinks;
@@ -113,6 +129,9 @@ impl KvCache {
             let ids = self.page_ids(demoted.pages.into_iter());
             let [key, value] = demoted.vectors.map(|pages| Tensor::cat(pages, 0));
             stored = write_pages(stored, key, value, ids);
+        }
+        if !moves.is_empty() {
+            stored = demote(stored, moves);
         }
         self.layers[layer] = Some(stored);
         Ok(())

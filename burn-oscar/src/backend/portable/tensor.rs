@@ -76,7 +76,8 @@ macro_rules! with_scalar {
 }
 
 macro_rules! shaping {
-    ($reshape:ident, $permute:ident, $slice:ident, $cat:ident, $select:ident, $select_assign:ident) => {
+    ($reshape:ident, $permute:ident, $slice:ident, $slice_assign:ident, $cat:ident, $select:ident,
+     $select_assign:ident) => {
         pub fn dims(&self) -> Vec<usize> {
             self.0.shape().iter().copied().collect()
         }
@@ -113,6 +114,17 @@ macro_rules! shaping {
                 .reshape(&shape)
         }
 
+        /// Overwrites parts of dimensions, given as (dimension, start, length).
+        pub fn assign(self, parts: &[(usize, usize, usize)], values: Self) -> Self {
+            let mut slices: Vec<Slice> = (self.0.shape().iter())
+                .map(|&length| Slice::from(0..length))
+                .collect();
+            for &(dim, start, length) in parts {
+                slices[dim] = Slice::from(start..start + length);
+            }
+            Self(B::$slice_assign(self.0, &slices, values.0))
+        }
+
         /// The rows named by `indices` along dimension 0.
         pub fn rows(self, indices: Ints<B>) -> Self {
             Self(B::$select(self.0, 0, indices.0))
@@ -135,7 +147,7 @@ impl<B: Backend> Real<B> {
     binary!(add => float_add, sub => float_sub, mul => float_mul, div => float_div,
             matmul => float_matmul);
     unary!(floor => float_floor, round => float_round, abs => float_abs, neg => float_neg,
-           sqrt => float_sqrt, log => float_log);
+           sqrt => float_sqrt, log => float_log, detach => float_detach);
     along!(max_dim => float_max_dim, min_dim => float_min_dim, sum_dim => float_sum_dim,
            softmax => softmax);
     with_scalar!(f32: add_scalar => float_add_scalar, mul_scalar => float_mul_scalar,
@@ -144,6 +156,7 @@ impl<B: Backend> Real<B> {
         float_reshape,
         float_permute,
         float_slice,
+        float_slice_assign,
         float_cat,
         float_select,
         float_select_assign
@@ -224,6 +237,7 @@ impl<B: Backend> Ints<B> {
         int_reshape,
         int_permute,
         int_slice,
+        int_slice_assign,
         int_cat,
         int_select,
         int_select_assign

@@ -1,0 +1,4 @@
+//! CubeCL kernels of the operations, for every runtime of CubeCL.
+
+pub mod fallback;
+pub mod pack;
