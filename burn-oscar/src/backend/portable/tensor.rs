@@ -76,7 +76,7 @@ macro_rules! with_scalar {
 }
 
 macro_rules! shaping {
-    ($reshape:ident, $permute:ident, $slice:ident, $slice_assign:ident, $cat:ident, $select:ident,
+    ($reshape:ident, $permute:ident, $slice:ident, $cat:ident, $select:ident,
      $select_assign:ident) => {
         pub fn dims(&self) -> Vec<usize> {
             self.0.shape().iter().copied().collect()
@@ -114,17 +114,6 @@ macro_rules! shaping {
                 .reshape(&shape)
         }
 
-        /// Overwrites parts of dimensions, given as (dimension, start, length).
-        pub fn assign(self, parts: &[(usize, usize, usize)], values: Self) -> Self {
-            let mut slices: Vec<Slice> = (self.0.shape().iter())
-                .map(|&length| Slice::from(0..length))
-                .collect();
-            for &(dim, start, length) in parts {
-                slices[dim] = Slice::from(start..start + length);
-            }
-            Self(B::$slice_assign(self.0, &slices, values.0))
-        }
-
         /// The rows named by `indices` along dimension 0.
         pub fn rows(self, indices: Ints<B>) -> Self {
             Self(B::$select(self.0, 0, indices.0))
@@ -156,7 +145,6 @@ impl<B: Backend> Real<B> {
         float_reshape,
         float_permute,
         float_slice,
-        float_slice_assign,
         float_cat,
         float_select,
         float_select_assign
@@ -224,6 +212,17 @@ impl<B: Backend> Real<B> {
         Self(B::float_mask_where(self.0, mask, other.0))
     }
 
+    /// Overwrites parts of dimensions, given as (dimension, start, length).
+    pub fn assign(self, parts: &[(usize, usize, usize)], values: Self) -> Self {
+        let mut slices: Vec<Slice> = (self.0.shape().iter())
+            .map(|&length| Slice::from(0..length))
+            .collect();
+        for &(dim, start, length) in parts {
+            slices[dim] = Slice::from(start..start + length);
+        }
+        Self(B::float_slice_assign(self.0, &slices, values.0))
+    }
+
     pub fn into_u32(self) -> Ints<B> {
         Ints(B::float_into_int(self.0, IntDType::U32))
     }
@@ -237,7 +236,6 @@ impl<B: Backend> Ints<B> {
         int_reshape,
         int_permute,
         int_slice,
-        int_slice_assign,
         int_cat,
         int_select,
         int_select_assign

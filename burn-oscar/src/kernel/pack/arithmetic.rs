@@ -167,7 +167,7 @@ pub fn affine_group(
 #[cube]
 pub fn affine_code(
     x: f32,
-    group: Affine,
+    group: &Affine,
     #[comptime] rounding: Rounding,
     #[comptime] bits: u32,
 ) -> f32 {

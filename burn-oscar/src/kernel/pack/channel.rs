@@ -158,7 +158,7 @@ pub fn code_channels<F: Float>(
                     divisor: divisor.extract(i),
                     shift: shift.extract(i),
                 };
-                codes.insert(i, affine_code(y.extract(i), affine, rounding, bits));
+                codes.insert(i, affine_code(y.extract(i), &affine, rounding, bits));
             }
             tile[token * comptime!(recipe.stride()) + quad] = bytes_of(codes);
         }
@@ -172,6 +172,6 @@ pub fn norm_of(norms: &Shared<[f32]>, token: usize, #[comptime] recipe: Recipe) 
     if comptime!(recipe.token_norm) {
         norms[token]
     } else {
-        1.0f32
+        f32::new(1.0)
     }
 }

@@ -31,7 +31,7 @@ pub fn pack_pages<F: Float, I: Int>(
     x: &Tensor<Vector<F, Const<4>>>,
     ids: &[I],
     words: &mut Tensor<u32>,
-    pairs: ComptimeOption<&mut Tensor<Pair>>,
+    mut pairs: ComptimeOption<&mut Tensor<Pair>>,
     norms: ComptimeOption<&Tensor<f16>>,
     means: ComptimeOption<&mut Tensor<f16>>,
     start: usize,
@@ -63,8 +63,10 @@ pub fn pack_pages<F: Float, I: Int>(
     let mut parameters = Shared::<[u32]>::new_slice(comptime!(recipe.parameters()));
     let mut low = Shared::<[Quad]>::new_slice(comptime!(recipe.partials()));
     let mut high = Shared::<[Quad]>::new_slice(comptime!(recipe.partials()));
-    let mut mean = Shared::<[Quad]>::new_slice(comptime!(if recipe.page_mean { quads } else { 1 }));
-    let mut norm = Shared::<[f32]>::new_slice(comptime!(if recipe.token_norm { 64 } else { 1 }));
+    let mut mean =
+        Shared::<[Quad]>::new_slice(comptime!(if recipe.page_mean { quads } else { 1usize }));
+    let mut norm =
+        Shared::<[f32]>::new_slice(comptime!(if recipe.token_norm { 64usize } else { 1usize }));
 
     if comptime!(recipe.page_mean) {
         mean_of_page::<F>(x, origin, step, &mut low, &mut mean, recipe.clone());
@@ -220,7 +222,8 @@ pub fn token_norms<F: Float, I: Int>(
         let norm = through_f16(sum_lanes(sum_quad(sum), lanes).sqrt());
         if lane == 0 {
             let norm = select(norm > 0.0f32, norm, 1.0f32);
-            norms[page * norms.stride(0) + token] = f16::cast_from(norm);
+            let at = page * norms.stride(0) + token;
+            norms[at] = f16::cast_from(norm);
         }
         slot += CUBE_DIM as usize / lanes;
     }

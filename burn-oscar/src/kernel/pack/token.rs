@@ -30,7 +30,7 @@ pub fn clip_token(y: &mut Array<Quad>, lane: usize, #[comptime] recipe: Recipe) 
     let zero_bits = comptime!(recipe.zero_bits);
     let whole = comptime!(recipe.quads % lanes == 0);
     let mut low = 0u32;
-    let mut high = comptime!(0x7f80_0000u32 >> zero_bits);
+    let mut high = comptime!(0x7f80_0000u32 >> zero_bits).runtime();
     for _ in 0..comptime!(31 - zero_bits) {
         let middle = (low + high) / 2u32;
         let limit = middle << zero_bits;
@@ -103,7 +103,7 @@ pub fn affine_token(
                 let mut codes = Quad::new(0.0f32);
                 #[unroll]
                 for i in 0..4usize {
-                    let code = affine_code(x.extract(i), affine, rounding, comptime!(group.bits));
+                    let code = affine_code(x.extract(i), &affine, rounding, comptime!(group.bits));
                     codes.insert(i, code);
                 }
                 tile[token * comptime!(recipe.stride()) + quad] = bytes_of(codes);
@@ -151,8 +151,8 @@ pub fn midrise_token(
             max_lanes(max_quad(largest), lanes) * comptime!(2.0 / (1u32 << bits) as f32)
         };
 
-        let mut best = 0.0f32;
-        let mut best_error = f32::MAX;
+        let mut best = f32::new(0.0);
+        let mut best_error = f32::new(f32::MAX);
         #[unroll]
         for c in 0..comptime!(CANDIDATES.len()) {
             let step = inverse(base * comptime!(CANDIDATES[c]));

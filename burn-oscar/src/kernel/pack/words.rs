@@ -35,7 +35,7 @@ fn origin(stored: usize, #[comptime] recipe: Recipe) -> Origin {
 
 /// The fields of four channels of a token, one in each byte.
 #[cube]
-fn fields(tile: &Shared<[u32]>, token: usize, origin: Origin, #[comptime] recipe: Recipe) -> u32 {
+fn fields(tile: &Shared<[u32]>, token: usize, origin: &Origin, #[comptime] recipe: Recipe) -> u32 {
     (tile[token * comptime!(recipe.stride()) + origin.quad] >> origin.shift) & origin.mask
 }
 
@@ -74,7 +74,7 @@ fn key_word(tile: &Shared<[u32]>, i: usize, #[comptime] recipe: Recipe) -> u32 {
     #[unroll]
     for f in 0..4usize {
         let token = r % 2 * 8 + row + comptime!(16 * f);
-        word = word | (fields(tile, token, from, recipe.clone()) << comptime!(2 * f as u32));
+        word = word | (fields(tile, token, &from, recipe.clone()) << comptime!(2 * f as u32));
     }
     word
 }
@@ -109,7 +109,7 @@ fn value_words(
         let from = origin(lead / 2 * 16 + field * 4 + r % 2 * 2 + half, recipe.clone());
         #[unroll]
         for b in 0..4usize {
-            let four = fields(tile, token + step + comptime!(8 * b), from, recipe.clone());
+            let four = fields(tile, token + step + comptime!(8 * b), &from, recipe.clone());
             bytes[b] = bytes[b] | (four << comptime!(2 * f as u32));
         }
     }
