@@ -1,16 +1,29 @@
 //! CubeCL runtimes: the kernels, and the default bodies for what they do not cover.
 
 use burn::backend::DispatchDevice;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 
 use super::plan::AttentionPlan;
-use super::types::KvLayer;
+use super::types::{Demotion, KvLayer};
 use super::{KvCacheOps, portable};
 use crate::kernel;
 
 impl KvCacheOps for CubeBackend {
+    fn kv_write_pages(
+        layer: KvLayer<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        pages: IntTensor<Self>,
+    ) -> KvLayer<Self> {
+        kernel::pack::write_pages(layer, key, value, pages)
+    }
+
+    fn kv_demote(layer: KvLayer<Self>, moves: Vec<Demotion>) -> KvLayer<Self> {
+        kernel::pack::demote(layer, &moves)
+    }
+
     fn kv_attend(
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,
@@ -21,7 +34,7 @@ impl KvCacheOps for CubeBackend {
         match kernel::launch::attend(query, key, value, layer, plan) {
             Ok(out) => out,
             Err((reason, query, key, value, layer, plan)) => {
-                kernel::fallback_once(&format!("attention of {reason}"));
+                kernel::fallback::fallback_once(&format!("attention of {reason}"));
                 portable::attend::<Self>(query, key, value, layer, plan)
             }
         }

@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::KvCacheOps;
 use super::plan::AttentionPlan;
-use super::types::KvLayer;
+use super::types::{Demotion, KvLayer};
 use crate::quantizer::Role;
 
 /// Quantises pages of transformed keys and values and writes them; see
@@ -59,4 +59,9 @@ pub fn append(
     plan: AttentionPlan<Dispatch>,
 ) -> KvLayer<Dispatch> {
     <Dispatch as KvCacheOps>::kv_append(layer, key.into_dispatch(), value.into_dispatch(), plan)
+}
+
+/// Packs the oldest tokens of recent tiers into pages; see [`KvCacheOps::kv_demote`].
+pub fn demote(layer: KvLayer<Dispatch>, moves: Vec<Demotion>) -> KvLayer<Dispatch> {
+    <Dispatch as KvCacheOps>::kv_demote(layer, moves)
 }

@@ -19,7 +19,7 @@ pub use ops::KvCacheOps;
 use burn::tensor::Device;
 pub use plan::{AttentionPlan, PlanRow};
 pub(crate) use plan::{Limits, plan_words};
-pub use types::{KvLayer, OptionalTensor, PackedPages, Pages};
+pub use types::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
 
 /// Launches of fused attention kernels so far, over all caches: tells whether they serve.
 pub fn fused_calls() -> u64 {

@@ -5,7 +5,7 @@ use burn::backend::{Backend, backend_extension};
 
 use super::plan::AttentionPlan;
 use super::portable;
-use super::types::KvLayer;
+use super::types::{Demotion, KvLayer};
 use crate::quantizer::Role;
 
 /// Operations on packed key/value pages, for every backend.
@@ -29,6 +29,13 @@ pub trait KvCacheOps: Backend {
         pages: IntTensor<Self>,
     ) -> KvLayer<Self> {
         portable::write_pages::<Self>(layer, key, value, pages)
+    }
+
+    /// Packs the oldest page's worth of tokens of the recent tier of each named slot into its
+    /// page, and moves the later tokens of the tier down to where the tier begins.
+    #[fusion(meta = |layer, _moves| layer.clone())]
+    fn kv_demote(#[extension_type] layer: KvLayer<Self>, moves: Vec<Demotion>) -> KvLayer<Self> {
+        portable::demote::<Self>(layer, &moves)
     }
 
     /// Reads the pages named by `pages` (`[n]`) of one side back as f32

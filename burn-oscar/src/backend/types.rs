@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, ExtensionType};
+use burn::backend::{Backend, ExtensionType, TensorMetadata};
 
 use crate::quantizer::PageSpec;
 
@@ -46,6 +46,16 @@ pub enum Pages<B: Backend> {
     Packed(#[extension_type] PackedPages<B>),
 }
 
+impl<B: Backend> Pages<B> {
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        match self {
+            Pages::Exact(held) => held.shape()[2],
+            Pages::Packed(packed) => packed.spec.page_tokens,
+        }
+    }
+}
+
 /// The quantised key/value tensor: everything that one layer of a cache stores.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -63,6 +73,17 @@ pub struct KvLayer<B: Backend> {
     pub value_tier: FloatTensor<B>,
     /// Positions of a slot that belong to the sinks.
     pub sink: usize,
+}
+
+/// The oldest page's worth of tokens leaves the recent tier of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demotion {
+    /// The sequence's slot in the exact tiers.
+    pub slot: usize,
+    /// The page that takes the tokens.
+    pub page: u32,
+    /// Recent tokens held before, at least a page's worth.
+    pub recent: usize,
 }
 
 /// The shape of [`read_pages`](crate::backend::read_pages)'s result, for lazy backends.

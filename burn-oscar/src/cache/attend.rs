@@ -102,14 +102,21 @@ impl KvCache {
                 [&query, &key, &value].map(|tensor| tensor.clone().narrow(2, done, count));
             let plan = self.plan(layer, &rows, scale);
             let stored = self.layer(layer)?.clone();
+            let (own_key, own_value) = (key.clone(), value.clone());
             outputs.push(backend::attend(
                 query,
-                key.clone(),
-                value.clone(),
+                own_key,
+                own_value,
                 stored,
-                plan,
+                plan.clone(),
             ));
-            self.append(layer, &rows, key, value)?;
+            if count == 1 {
+                let stored = self.take_layer(layer)?;
+                self.layers[layer] = Some(backend::append(stored, key, value, plan));
+                self.count_token(layer, &rows)?;
+            } else {
+                self.append(layer, &rows, key, value)?;
+            }
             done += count;
         }
         Ok(transform.output(Tensor::cat(outputs, 2), kv_heads))

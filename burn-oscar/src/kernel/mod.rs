@@ -5,30 +5,21 @@ pub mod append;
 pub mod attend;
 pub mod chunk;
 pub mod decode;
+pub mod fallback;
 pub mod field;
 pub mod fragments;
 pub mod launch;
 pub mod merge;
+pub mod pack;
 pub mod query;
 pub mod spec;
 pub mod steps;
 pub mod tile;
 pub mod warp;
 
-use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static FUSED: AtomicU64 = AtomicU64::new(0);
-
-/// Says through `log`, once, that the default body serves.
-pub fn fallback_once(what: &str) {
-    let mut said = SAID.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if said.insert(what.to_string()) {
-        log::warn!("burn-oscar: no kernel for {what}: the slower default body is used");
-    }
-}
 
 /// Counts a launch of a fused kernel.
 pub fn count_fused() {
