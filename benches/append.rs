@@ -8,7 +8,7 @@ use benches::shape::{HEADS, KV_HEADS, Shape};
 use benches::{Error, Result, device, guarded, timing};
 use burn::tensor::Device;
 use burn_oscar::backend::attend;
-use clap::Parser;
+use clap::Args;
 
 const SHAPES: [Shape; 2] = [Shape::new(1, 32 << 10), Shape::new(8, 32 << 10)];
 
@@ -16,19 +16,19 @@ const SHAPES: [Shape; 2] = [Shape::new(1, 32 << 10), Shape::new(8, 32 << 10)];
 /// exact tiers, and packing one page of each sequence when it leaves them, every 64th step (256th
 /// with page means). The step's share is against attention of the same run. Writes append.json.
 ///
-///   append --device cuda
-///   append --device flex --quick --allow-portable --shapes 2x700
-#[derive(Parser)]
+///   bench append --device cuda
+///   bench append --device flex --quick --allow-portable --shapes 2x700
+#[derive(Args)]
 #[command(verbatim_doc_comment)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
     problems: Problems,
 }
 
-fn main() -> Result<()> {
-    let Arguments { common, problems } = Arguments::parse();
+pub fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { common, problems } = arguments;
     let device = common.device.open()?;
     let mut results = Results::<AppendRow>::new("append", &device, common.quick);
     println!("{}, microseconds", results.device);

@@ -10,7 +10,7 @@ use benches::shape::{HEADS, KV_HEADS, Shape};
 use benches::{Error, Result, device, guarded, stream, timing};
 use burn::tensor::Device;
 use burn_oscar::backend::attend;
-use clap::Parser;
+use clap::Args;
 
 /// Times decode attention over a filled cache: 32 query and 8 KV heads of 128 channels, BF16
 /// activations, 64 sinks and 256 recent tokens, one query token for each sequence.
@@ -20,12 +20,12 @@ use clap::Parser;
 /// replay over its calls. Bytes are those of pages with parameters, windows, query and output.
 /// Writes attention.json, row by row.
 ///
-///   attention --baseline benches/results/nvidia-h200/baseline.json
-///   attention --methods oscar,exact --shapes 1x8192,8x32768
-///   attention --device flex --quick --allow-portable --shapes 1x512
-#[derive(Parser)]
+///   bench attention --baseline benches/results/nvidia-h200/baseline.json
+///   bench attention --methods oscar,exact --shapes 1x8192,8x32768
+///   bench attention --device flex --quick --allow-portable --shapes 1x512
+#[derive(Args)]
 #[command(verbatim_doc_comment)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -35,12 +35,12 @@ struct Arguments {
     baseline: Option<PathBuf>,
 }
 
-fn main() -> Result<()> {
+pub fn run(arguments: Arguments) -> Result<()> {
     let Arguments {
         common,
         problems,
         baseline,
-    } = Arguments::parse();
+    } = arguments;
     let baseline = baseline.as_deref().map(Results::read).transpose()?;
     let device = common.device.open()?;
     let mut results = Results::<AttentionRow>::new("attention", &device, common.quick);

@@ -7,25 +7,25 @@ use benches::shape::{HEAD_DIM, KV_HEADS, Shape};
 use benches::{Result, cache, device, guarded, stream, timing};
 use burn::tensor::{Device, Int, Tensor};
 use burn_oscar::backend::write_pages;
-use clap::Parser;
+use clap::Args;
 
 /// Times packing whole pages of a prefill, 32K tokens of 8 KV heads unless --shapes says
 /// otherwise: keys and values already transformed, read in BF16, written as pages. Writes
 /// prefill.json.
 ///
-///   prefill --device cuda
-///   prefill --device flex --quick --shapes 1x1024
-#[derive(Parser)]
+///   bench prefill --device cuda
+///   bench prefill --device flex --quick --shapes 1x1024
+#[derive(Args)]
 #[command(verbatim_doc_comment)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
     problems: Problems,
 }
 
-fn main() -> Result<()> {
-    let Arguments { common, problems } = Arguments::parse();
+pub fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { common, problems } = arguments;
     let device = common.device.open()?;
     let mut results = Results::<PrefillRow>::new("prefill", &device, common.quick);
     results.stream_tb_s = stream::measure(&device, common.effort())?.map(|row| row.tb_s);

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use benches::report::{TARGETS, join, plot, table};
 use benches::results::Results;
 use benches::{Error, Result};
-use clap::Parser;
+use clap::Args;
 
 /// Joins attention.json with baseline.json: a Markdown table with ratios and targets, and a
 /// drawing of microseconds by shape. Reads and writes files only; needs no device. What is
 /// missing is listed under the table.
 ///
-///   report --results benches/results/nvidia-h200 --table docs/decode.md --plot docs/decode.svg
-#[derive(Parser)]
+///   bench report --results benches/results/nvidia-h200 --table docs/decode.md --plot docs/decode.svg
+#[derive(Args)]
 #[command(verbatim_doc_comment)]
-struct Arguments {
+pub struct Arguments {
     /// Folder that holds attention.json and baseline.json
     #[arg(
         long,
@@ -36,8 +36,7 @@ struct Arguments {
     plot: Option<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::parse();
+pub fn run(arguments: Arguments) -> Result<()> {
     let file = |given: &Option<PathBuf>, name: &str| {
         given
             .clone()

@@ -4,21 +4,21 @@ use benches::Result;
 use benches::arguments::Common;
 use benches::results::Results;
 use benches::{device, stream};
-use clap::Parser;
+use clap::Args;
 
 /// Times a streaming read of 4 GiB with a CubeCL kernel: 16 bytes a unit, neighbours beside each
 /// other. What no operation on this device exceeds. Writes stream.json.
 ///
-///   stream --device cuda
-#[derive(Parser)]
+///   bench stream --device cuda
+#[derive(Args)]
 #[command(verbatim_doc_comment)]
-struct Arguments {
+pub struct Arguments {
     #[command(flatten)]
     common: Common,
 }
 
-fn main() -> Result<()> {
-    let Arguments { common } = Arguments::parse();
+pub fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { common } = arguments;
     let device = common.device.open()?;
     let mut results = Results::new("stream", &device, common.quick);
     let Some(row) = stream::measure(&device, common.effort())? else {

@@ -51,7 +51,7 @@ pub fn name(device: &Device) -> String {
     if let Some(identity) = device.identity() {
         return identity.name;
     }
-    let debug = format!("{device:?}");
+    let debug = format!("{:?}", device.as_dispatch());
     let word = debug.split(|c: char| !c.is_alphanumeric()).next();
     word.unwrap_or("device").to_string()
 }
