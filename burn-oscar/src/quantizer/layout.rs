@@ -15,6 +15,9 @@
 //!
 //! In both, the bit is `8 byte + 2 field`. A packer in Burn operations is therefore one reshape
 //! and one permutation.
+//!
+//! Parameters of single tokens, f16 pairs and 8-bit scales, are in *row order* within a chunk, see
+//! [`token_slot`]; those of groups of tokens are in the order of the tokens.
 
 /// Tokens of a chunk.
 pub const CHUNK_TOKENS: usize = 64;
@@ -61,6 +64,15 @@ pub fn value_field(virtual_channels: usize, token: usize, channel: usize) -> Fie
         word: ((lead * 8 + row) * 4 + lane) * 4 + 2 * r1 + r0,
         bit: 8 * byte + 2 * field,
     }
+}
+
+/// Where the parameters of a token stand among those of its chunk.
+///
+/// A lane of the decode kernel owns the tokens of one row of the matrix fragments, `token % 8`;
+/// in this order it reads the parameters of its eight tokens with one or two wide loads. The
+/// function is its own inverse.
+pub fn token_slot(token: usize) -> usize {
+    (token % 8) * 8 + token / 8
 }
 
 /// One plane of codes of a segment: which bits of the code, from which channels.
@@ -112,6 +124,14 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn a_row_of_tokens_has_neighbouring_slots() {
+        for token in 0..CHUNK_TOKENS {
+            assert_eq!(token_slot(token_slot(token)), token);
+            assert_eq!(token_slot(token) / 8, token % 8);
+        }
+    }
 
     #[test]
     fn every_field_has_its_own_place() {

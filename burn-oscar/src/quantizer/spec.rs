@@ -80,8 +80,8 @@ impl PageSpec {
         self.chunks() * layout::chunk_words(self.virtual_channels)
     }
 
-    /// u32 words of 8-bit scales in a page and KV head, after the codes: for each segment, four
-    /// tokens in a word, lowest byte first.
+    /// u32 words of 8-bit scales in a page and KV head, after the codes: for each segment and
+    /// chunk, four slots of tokens in a word, lowest byte first.
     pub fn scale_words(&self) -> usize {
         match self.quantizer.rounding {
             Rounding::MidRise => self.segments.len() * self.page_tokens / 4,
@@ -107,7 +107,7 @@ impl PageSpec {
     }
 
     /// f16 numbers of affine parameters in a page and KV head: (scale, offset) pairs by token
-    /// group, then channel group.
+    /// group (single tokens in row order), then channel group.
     pub fn pair_numbers(&self) -> usize {
         match self.quantizer.rounding {
             Rounding::MidRise => 0,

@@ -90,11 +90,20 @@ pub fn encode<B: Backend>(spec: &PageSpec, x: Real<B>) -> (Ints<B>, Real<B>) {
     let code = code
         .clamp(0.0, top)
         .reshape(&[n, kv_heads, tokens, head_dim]);
-    let pairs = Real::cat(vec![scale, offset], 5).through_f16();
-    (
-        code.into_u32(),
-        pairs.reshape(&[n, kv_heads, spec.pair_numbers()]),
-    )
+    let pairs = Real::cat(vec![scale, offset], 5).through_f16().reshape(&[
+        n,
+        kv_heads,
+        spec.pair_numbers(),
+    ]);
+    (code.into_u32(), stored_order(spec, pairs))
+}
+
+/// Between the order of groups and the order in a page; its own inverse.
+fn stored_order<B: Backend>(spec: &PageSpec, pairs: Real<B>) -> Real<B> {
+    match spec.token_group() {
+        1 => pairs.swap_rows(spec.pair_numbers() / spec.page_tokens),
+        _ => pairs,
+    }
 }
 
 /// The inverse of [`encode`], in f32.
@@ -103,7 +112,7 @@ pub fn decode<B: Backend>(spec: &PageSpec, codes: Ints<B>, pairs: Real<B>) -> Re
         unreachable!("four dimensions by construction")
     };
     let shape = grouped(spec, n, kv_heads);
-    let pairs = pairs
+    let pairs = stored_order(spec, pairs)
         .f32()
         .reshape(&[n, kv_heads, shape[2], 1, shape[4], 2]);
     let scale = pairs.clone().narrow(5, 0, 1);

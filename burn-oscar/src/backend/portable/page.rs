@@ -53,7 +53,9 @@ pub fn encode<B: Backend>(spec: &PageSpec, x: Real<B>) -> Encoded<B> {
     let (codes, scales, pairs) = match quantizer.rounding {
         Rounding::MidRise => {
             let (codes, bytes) = midrise::encode(spec, y, midrise::scale8);
-            let words = bytes.reshape(&[n * kv_heads, spec.scale_words(), 4]);
+            let words = bytes
+                .swap_rows(1)
+                .reshape(&[n * kv_heads, spec.scale_words(), 4]);
             (codes, Some(join(words, 8)), None)
         }
         _ => {
@@ -95,7 +97,7 @@ pub fn decode<B: Backend>(spec: &PageSpec, parts: Encoded<B>) -> Real<B> {
                 .words
                 .narrow(2, spec.code_words(), spec.scale_words())
                 .reshape(&[n * kv_heads, spec.scale_words()]);
-            let bytes = split(bytes, 4, 8);
+            let bytes = split(bytes, 4, 8).swap_rows(1);
             let shape = [n, kv_heads, spec.segments.len(), tokens];
             midrise::decode(spec, codes, midrise::decode8(bytes.reshape(&shape)))
         }

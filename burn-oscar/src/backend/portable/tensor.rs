@@ -7,6 +7,8 @@ use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, get_device_settings};
 use burn::tensor::{BoolDType, DType, FloatDType, IntDType, Shape, Slice, TensorData};
 
+use crate::quantizer::layout::CHUNK_TOKENS;
+
 /// A float tensor of any rank.
 pub struct Real<B: Backend>(pub FloatTensor<B>);
 
@@ -98,6 +100,17 @@ macro_rules! shaping {
                 return parts.remove(0);
             }
             Self(B::$cat(parts.into_iter().map(|part| part.0).collect(), dim))
+        }
+
+        /// Between the order of tokens and that of their parameters in a page, which is its own
+        /// inverse ([`token_slot`](crate::quantizer::layout::token_slot)): the last dimensions
+        /// hold whole chunks of 64 tokens of `numbers` numbers.
+        pub fn swap_rows(self, numbers: usize) -> Self {
+            let shape = self.dims();
+            let chunks = shape.iter().product::<usize>() / (CHUNK_TOKENS * numbers);
+            self.reshape(&[chunks, 8, CHUNK_TOKENS / 8, numbers])
+                .permute(&[0, 2, 1, 3])
+                .reshape(&shape)
         }
 
         /// The rows named by `indices` along dimension 0.

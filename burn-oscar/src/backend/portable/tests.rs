@@ -222,6 +222,34 @@ fn scales_are_stored_to_the_nearest_byte() {
 }
 
 #[test]
+fn parameters_of_tokens_are_in_row_order() {
+    let (tokens, d) = (2 * CHUNK_TOKENS, 16);
+    // Token t is coded exactly with scale t.
+    let x = (0..tokens * d).map(|i| (i / d) as f32 * ((i % 4) as f32 - 1.5));
+    let x: Vec<f32> = x.collect();
+    for rounding in [Rounding::HalfUp, Rounding::MidRise] {
+        let mut spec = spec(ChannelBits::Uniform(2), rounding, Role::Key, d);
+        spec.page_tokens = tokens;
+        let parts = encode::<Flex>(&spec, reals(x.clone(), &[1, 1, tokens, d]));
+        let pairs = parts.pairs.map(read);
+        let words = read_ints(parts.words);
+        for t in 0..tokens {
+            let slot = t / CHUNK_TOKENS * CHUNK_TOKENS + layout::token_slot(t % CHUNK_TOKENS);
+            let scale = match &pairs {
+                Some(pairs) => pairs[2 * slot],
+                None => {
+                    let word = words[spec.code_words() + slot / 4];
+                    let byte = word >> (8 * (slot % 4)) & 255;
+                    crate::quantizer::decode_scale8(byte as u8)
+                }
+            };
+            let t = t as f32;
+            assert!((scale - t).abs() <= 0.04 * t + 1e-6, "token {t}: {scale}");
+        }
+    }
+}
+
+#[test]
 fn the_error_shrinks_with_the_bits() {
     let shape = [2, 2, 256, 64];
     let x: Vec<f32> = (0..shape.iter().product()).map(noise).collect();
