@@ -233,7 +233,8 @@ fn today() -> String {
 
 /// The date of a day counted from 1970-01-01.
 fn date(mut day: u64) -> String {
-    let leap = |year: u64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    let every = |year: u64, years| year.is_multiple_of(years);
+    let leap = |year| every(year, 4) && !every(year, 100) || every(year, 400);
     let mut year = 1970;
     while day >= 365 + u64::from(leap(year)) {
         day -= 365 + u64::from(leap(year));

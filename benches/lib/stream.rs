@@ -137,7 +137,7 @@ mod kernel {
         let mut all = Four::new(0u32);
         let mut i = ABSOLUTE_POS;
         while i < vectors as usize {
-            all = all ^ data[i];
+            all ^= data[i];
             i += step;
         }
         let low = all.extract(0usize) ^ all.extract(1usize);
