@@ -7,11 +7,13 @@ use benches::results::{AppendRow, Refused, Results};
 use benches::shape::{HEADS, KV_HEADS, Shape};
 use benches::{Error, Result, device, guarded, timing};
 use burn::tensor::Device;
-use burn_oscar::backend::attend;
+use burn_oscar::backend::{append, attend, demote};
 use clap::Args;
 
 const SHAPES: [Shape; 2] = [Shape::new(1, 32 << 10), Shape::new(8, 32 << 10)];
 
+/// What a decode step costs besides attention
+///
 /// Times what a decode step costs besides attention: writing one token of each sequence to the
 /// exact tiers, and packing one page of each sequence when it leaves them, every 64th step (256th
 /// with page means). The step's share is against attention of the same run. Writes append.json.
@@ -69,11 +71,13 @@ fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result
     let effort = common.effort();
     let copies = effort.copies(layer_bytes(&method(name, 1)?, shape));
     let calls = effort.calls(copies);
+    let filled = cache::filled(method(name, copies)?, shape, copies, device)?;
+    let due: Vec<_> = (0..copies).map(|layer| filled.due(layer)).collect();
     let Filled {
         layers,
         page_tokens,
         ..
-    } = cache::filled(method(name, copies)?, shape, copies, device)?;
+    } = filled;
     device::sync(device)?;
     let step = |heads| cache::random(shape.batch, heads, 1, device);
     let (query, key, value) = (step(HEADS), step(KV_HEADS), step(KV_HEADS));
@@ -95,24 +99,24 @@ fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result
         .into_iter()
         .map(|(layer, plan)| (Some(layer), plan))
         .unzip();
-    let append = timing::captured(device, effort, calls, |i| {
+    let appended = timing::captured(device, effort, calls, |i| {
         let i = i % copies;
         let layer = owned[i].take();
-        owned[i] = layer.map(|layer| cache::append(layer, key.clone(), value.clone(), &plans[i]));
+        owned[i] = layer.map(|layer| append(layer, key.clone(), value.clone(), plans[i].clone()));
     })?;
-    let demote = timing::captured(device, effort, calls, |i| {
+    let demoted = timing::captured(device, effort, calls, |i| {
         let i = i % copies;
         let layer = owned[i].take();
-        owned[i] = layer.map(|layer| cache::demote(layer, &plans[i], page_tokens));
+        owned[i] = layer.map(|layer| demote(layer, due[i].clone()));
     })?;
-    let step_us = append.spread.median_us + demote.spread.median_us / page_tokens as f64;
+    let step_us = appended.spread.median_us + demoted.spread.median_us / page_tokens as f64;
     Ok(AppendRow {
         method: name.into(),
         shape,
         fused,
         page_tokens,
-        append: append.spread,
-        demote: demote.spread,
+        append: appended.spread,
+        demote: demoted.spread,
         attend: attention.spread,
         step_us,
         share_of_step: step_us / (step_us + attention.spread.median_us),

@@ -12,6 +12,8 @@ use burn::tensor::Device;
 use burn_oscar::backend::attend;
 use clap::Args;
 
+/// Decode attention over a filled cache, one query token a sequence
+///
 /// Times decode attention over a filled cache: 32 query and 8 KV heads of 128 channels, BF16
 /// activations, 64 sinks and 256 recent tokens, one query token for each sequence.
 ///

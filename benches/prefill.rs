@@ -9,6 +9,8 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_oscar::backend::write_pages;
 use clap::Args;
 
+/// Packing the pages of a prefill
+///
 /// Times packing whole pages of a prefill, 32K tokens of 8 KV heads unless --shapes says
 /// otherwise: keys and values already transformed, read in BF16, written as pages. Writes
 /// prefill.json.

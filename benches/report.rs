@@ -7,6 +7,8 @@ use benches::results::Results;
 use benches::{Error, Result};
 use clap::Args;
 
+/// Joins attention.json with baseline.json into a table and a drawing
+///
 /// Joins attention.json with baseline.json: a Markdown table with ratios and targets, and a
 /// drawing of microseconds by shape. Reads and writes files only; needs no device. What is
 /// missing is listed under the table.

@@ -6,6 +6,8 @@ use benches::results::Results;
 use benches::{device, stream};
 use clap::Args;
 
+/// The device's own streaming read
+///
 /// Times a streaming read of 4 GiB with a CubeCL kernel: 16 bytes a unit, neighbours beside each
 /// other. What no operation on this device exceeds. Writes stream.json.
 ///

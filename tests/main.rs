@@ -5,6 +5,8 @@ mod cache_properties;
 mod calibrated;
 mod degenerate;
 mod errors;
+#[cfg(feature = "cpu")]
+mod kernels_pack;
 mod logits;
 mod memory;
 mod quantizers;

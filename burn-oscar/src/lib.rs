@@ -39,6 +39,8 @@ pub mod backend;
 pub mod cache;
 pub mod calibration;
 mod error;
+#[cfg(feature = "cube")]
+mod kernel;
 pub mod method;
 pub mod quantizer;
 pub mod rotation;

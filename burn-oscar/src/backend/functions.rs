@@ -4,7 +4,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use super::KvCacheOps;
-use super::types::{AttentionPlan, KvLayer};
+use super::plan::AttentionPlan;
+use super::types::{Demotion, KvLayer};
 use crate::quantizer::Role;
 
 /// Quantises pages of transformed keys and values and writes them; see
@@ -39,7 +40,7 @@ pub fn attend(
     key: Tensor<4>,
     value: Tensor<4>,
     layer: KvLayer<Dispatch>,
-    plan: AttentionPlan,
+    plan: AttentionPlan<Dispatch>,
 ) -> Tensor<4> {
     Tensor::from_dispatch(<Dispatch as KvCacheOps>::kv_attend(
         query.into_dispatch(),
@@ -48,4 +49,19 @@ pub fn attend(
         layer,
         plan,
     ))
+}
+
+/// Writes one token per row to the exact tiers; see [`KvCacheOps::kv_append`].
+pub fn append(
+    layer: KvLayer<Dispatch>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    plan: AttentionPlan<Dispatch>,
+) -> KvLayer<Dispatch> {
+    <Dispatch as KvCacheOps>::kv_append(layer, key.into_dispatch(), value.into_dispatch(), plan)
+}
+
+/// Packs the oldest tokens of recent tiers into pages; see [`KvCacheOps::kv_demote`].
+pub fn demote(layer: KvLayer<Dispatch>, moves: Vec<Demotion>) -> KvLayer<Dispatch> {
+    <Dispatch as KvCacheOps>::kv_demote(layer, moves)
 }

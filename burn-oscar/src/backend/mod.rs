@@ -9,9 +9,32 @@ mod autodiff;
 mod cube;
 mod functions;
 mod ops;
+pub(crate) mod plan;
 pub(crate) mod portable;
 mod types;
 
-pub use functions::{attend, read_pages, write_pages};
+pub use functions::{append, attend, demote, read_pages, write_pages};
 pub use ops::KvCacheOps;
-pub use types::{AttentionPlan, KvLayer, OptionalTensor, PackedPages, Pages, PlanRow};
+
+use burn::tensor::Device;
+pub use plan::{AttentionPlan, PlanRow};
+pub(crate) use plan::{Limits, plan_words};
+pub use types::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
+
+/// Launches of fused attention kernels so far, over all caches: tells whether they serve.
+pub fn fused_calls() -> u64 {
+    #[cfg(feature = "cube")]
+    return crate::kernel::fused();
+    #[cfg(not(feature = "cube"))]
+    0
+}
+
+/// Work items for each KV head that a step's history is best cut into.
+pub(crate) fn splits(device: &Device, kv_heads: usize) -> usize {
+    #[cfg(feature = "cube")]
+    if let Some(splits) = cube::splits(device, kv_heads) {
+        return splits;
+    }
+    let _ = (device, kv_heads);
+    1
+}

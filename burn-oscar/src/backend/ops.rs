@@ -3,8 +3,9 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
+use super::plan::AttentionPlan;
 use super::portable;
-use super::types::{AttentionPlan, KvLayer};
+use super::types::{Demotion, KvLayer};
 use crate::quantizer::Role;
 
 /// Operations on packed key/value pages, for every backend.
@@ -30,6 +31,13 @@ pub trait KvCacheOps: Backend {
         portable::write_pages::<Self>(layer, key, value, pages)
     }
 
+    /// Packs the oldest page's worth of tokens of the recent tier of each named slot into its
+    /// page, and moves the later tokens of the tier down to where the tier begins.
+    #[fusion(meta = |layer, _moves| layer.clone())]
+    fn kv_demote(#[extension_type] layer: KvLayer<Self>, moves: Vec<Demotion>) -> KvLayer<Self> {
+        portable::demote::<Self>(layer, &moves)
+    }
+
     /// Reads the pages named by `pages` (`[n]`) of one side back as f32
     /// `[n, kv_heads, page_tokens, head_dim]`, still transformed.
     #[fusion(dtype = burn::tensor::DType::F32, shape = super::types::read_shape(layer, pages))]
@@ -50,9 +58,22 @@ pub trait KvCacheOps: Backend {
         key: FloatTensor<Self>,
         value: FloatTensor<Self>,
         #[extension_type] layer: KvLayer<Self>,
-        plan: AttentionPlan,
+        #[extension_type] plan: AttentionPlan<Self>,
     ) -> FloatTensor<Self> {
         portable::attend::<Self>(query, key, value, layer, plan)
+    }
+
+    /// Writes one token per row (`[rows, kv_heads, 1, head_dim]`) to the exact tiers, at the
+    /// plan's next position of the row's slot. The layer is consumed so that its tiers are written
+    /// in place.
+    #[fusion(meta = |layer, _key, _value, _plan| layer.clone())]
+    fn kv_append(
+        #[extension_type] layer: KvLayer<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        #[extension_type] plan: AttentionPlan<Self>,
+    ) -> KvLayer<Self> {
+        portable::append::<Self>(layer, key, value, plan)
     }
 }
 

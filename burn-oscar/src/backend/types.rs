@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, ExtensionType};
+use burn::backend::{Backend, ExtensionType, TensorMetadata};
 
 use crate::quantizer::PageSpec;
 
@@ -46,6 +46,16 @@ pub enum Pages<B: Backend> {
     Packed(#[extension_type] PackedPages<B>),
 }
 
+impl<B: Backend> Pages<B> {
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        match self {
+            Pages::Exact(held) => held.shape()[2],
+            Pages::Packed(packed) => packed.spec.page_tokens,
+        }
+    }
+}
+
 /// The quantised key/value tensor: everything that one layer of a cache stores.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -65,26 +75,15 @@ pub struct KvLayer<B: Backend> {
     pub sink: usize,
 }
 
-/// What one batch row attends to, besides the tokens of the call itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlanRow {
+/// The oldest page's worth of tokens leaves the recent tier of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demotion {
     /// The sequence's slot in the exact tiers.
     pub slot: usize,
-    /// Sink tokens held.
-    pub sinks: usize,
-    /// Pages, oldest first, and how many of each page's first tokens are valid.
-    pub pages: Vec<(u32, usize)>,
-    /// Recent tokens held.
+    /// The page that takes the tokens.
+    pub page: u32,
+    /// Recent tokens held before, at least a page's worth.
     pub recent: usize,
-}
-
-/// The host's plan of one attention call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionPlan {
-    /// One row per batch row of the query.
-    pub rows: Vec<PlanRow>,
-    /// Multiplies the scores.
-    pub scale: f64,
 }
 
 /// The shape of [`read_pages`](crate::backend::read_pages)'s result, for lazy backends.

@@ -9,15 +9,15 @@ use crate::backend::{KvLayer, write_pages};
 use crate::error::{Error, Result};
 
 /// What appending some tokens does to a sequence in one layer.
-struct Growth {
-    to_sinks: usize,
+pub(super) struct Growth {
+    pub to_sinks: usize,
     /// Whole pages that leave the recent tier.
-    pages: usize,
+    pub pages: usize,
 }
 
 impl KvCache {
     /// Sinks that a sequence may still take: none once a later token is there.
-    fn sink_room(&self, table: &LayerTable) -> usize {
+    pub(super) fn sink_room(&self, table: &LayerTable) -> usize {
         if table.pages.is_empty() && table.recent == 0 {
             self.config.method.sink() - table.sinks
         } else {
@@ -26,7 +26,7 @@ impl KvCache {
     }
 
     /// A page leaves the recent tier as soon as `recent` tokens and a whole page are there.
-    fn growth(&self, table: &LayerTable, tokens: usize) -> Growth {
+    pub(super) fn growth(&self, table: &LayerTable, tokens: usize) -> Growth {
         let to_sinks = tokens.min(self.sink_room(table));
         let recent = table.recent + tokens - to_sinks;
         Growth {
@@ -69,6 +69,15 @@ impl KvCache {
         })
     }
 
+    /// The number of a row's page, taken from the pool where it is new.
+    pub(super) fn page(&mut self, layer: usize, row: usize, index: usize) -> Result<u32> {
+        if index == self.sequences[row].pages.len() {
+            self.check_pages(layer, 1)?;
+            self.sequences[row].pages.extend(self.pool.allocate());
+        }
+        Ok(self.sequences[row].pages[index])
+    }
+
     /// Appends transformed keys and values `[rows, kv_heads, tokens, head_dim]`. The caller has
     /// called [`check_room`](Self::check_room).
     pub(super) fn append(
@@ -88,26 +97,10 @@ impl KvCache {
             let slot = self.sequences[row].slot;
             stored = self.append_row(stored, slot, &table, &growth, new, &mut demoted);
 
-            let sequence = &mut self.sequences[row];
             for index in table.pages.len()..table.pages.len() + growth.pages {
-                if index == sequence.pages.len() {
-                    // Checked by `check_room` before anything was written.
-                    let page = self.pool.allocate().ok_or(Error::PoolExhausted {
-                        layer,
-                        needed: 1,
-                        free: 0,
-                        pages: self.pool.pages(),
-                        page_tokens: self.page_tokens,
-                    })?;
-                    sequence.pages.push(page);
-                }
-                demoted.pages.push(sequence.pages[index]);
+                demoted.pages.push(self.page(layer, row, index)?);
             }
-            let table = &mut sequence.layers[layer];
-            table.sinks += growth.to_sinks;
-            let recent = table.recent + tokens - growth.to_sinks;
-            table.recent = recent - growth.pages * self.page_tokens;
-            table.pages.extend(vec![self.page_tokens; growth.pages]);
+            self.sequences[row].layers[layer].grow(tokens, &growth, self.page_tokens);
         }
         if !demoted.pages.is_empty() {
             let ids = self.page_ids(demoted.pages.into_iter());

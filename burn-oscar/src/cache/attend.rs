@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::config::MAX_HEAD_RATIO;
 use super::{KvCache, SequenceId};
-use crate::backend::{self, AttentionPlan, Pages, PlanRow};
+use crate::backend::{self, Pages};
 use crate::error::{Error, Result};
 
 /// How a call attends.
@@ -79,15 +79,8 @@ impl KvCache {
         self.layer(layer)?;
         let rows = self.rows(&options)?;
         self.check_tensors(&rows, &query, &key, &value)?;
-        let [_, kv_heads, tokens, head_dim] = key.dims();
-        let scale = options.scale.unwrap_or(1.0 / (head_dim as f64).sqrt());
-        if !scale.is_finite() {
-            return Err(Error::Option {
-                option: "scale",
-                value: scale.to_string(),
-                reason: "scores are multiplied by a finite number",
-            });
-        }
+        let [_, kv_heads, tokens, _] = key.dims();
+        let scale = self.scale(&options)?;
         let transform = self.transforms[layer].clone();
         let query = transform.query(query, kv_heads);
         let key = transform.key(key);
@@ -109,20 +102,41 @@ impl KvCache {
                 [&query, &key, &value].map(|tensor| tensor.clone().narrow(2, done, count));
             let plan = self.plan(layer, &rows, scale);
             let stored = self.layer(layer)?.clone();
+            let (own_key, own_value) = (key.clone(), value.clone());
             outputs.push(backend::attend(
                 query,
-                key.clone(),
-                value.clone(),
+                own_key,
+                own_value,
                 stored,
-                plan,
+                plan.clone(),
             ));
-            self.append(layer, &rows, key, value)?;
+            if count == 1 {
+                let stored = self.take_layer(layer)?;
+                self.layers[layer] = Some(backend::append(stored, key, value, plan));
+                self.count_token(layer, &rows)?;
+            } else {
+                self.append(layer, &rows, key, value)?;
+            }
             done += count;
         }
         Ok(transform.output(Tensor::cat(outputs, 2), kv_heads))
     }
 
-    fn rows(&self, options: &AttentionOptions) -> Result<Vec<usize>> {
+    pub(super) fn scale(&self, options: &AttentionOptions) -> Result<f64> {
+        let scale = options
+            .scale
+            .unwrap_or(1.0 / (self.config.head_dim as f64).sqrt());
+        if !scale.is_finite() {
+            return Err(Error::Option {
+                option: "scale",
+                value: scale.to_string(),
+                reason: "scores are multiplied by a finite number",
+            });
+        }
+        Ok(scale)
+    }
+
+    pub(super) fn rows(&self, options: &AttentionOptions) -> Result<Vec<usize>> {
         let Some(ids) = &options.rows else {
             return Ok((0..self.sequences.len()).collect());
         };
@@ -137,25 +151,7 @@ impl KvCache {
         Ok(rows)
     }
 
-    pub(super) fn plan(&self, layer: usize, rows: &[usize], scale: f64) -> AttentionPlan {
-        let rows = rows
-            .iter()
-            .map(|&row| {
-                let sequence = &self.sequences[row];
-                let table = &sequence.layers[layer];
-                let pages = sequence.pages.iter().copied();
-                PlanRow {
-                    slot: sequence.slot,
-                    sinks: table.sinks,
-                    pages: pages.zip(table.pages.iter().copied()).collect(),
-                    recent: table.recent,
-                }
-            })
-            .collect();
-        AttentionPlan { rows, scale }
-    }
-
-    fn check_tensors(
+    pub(super) fn check_tensors(
         &self,
         rows: &[usize],
         query: &Tensor<4>,
@@ -164,32 +160,17 @@ impl KvCache {
     ) -> Result<()> {
         let (kv_heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
         let [batch, heads, tokens, query_dim] = query.dims();
-        let shape = |tensor: &'static str, found: [usize; 4], expected: String| Error::Shape {
-            tensor,
-            found: found.to_vec(),
-            expected,
-        };
         if batch != rows.len() || batch == 0 || tokens == 0 || query_dim != head_dim {
-            return Err(shape(
-                "query",
-                query.dims(),
-                format!(
+            return Err(Error::Shape {
+                tensor: "query",
+                found: query.dims().to_vec(),
+                expected: format!(
                     "[{} sequences, query heads, at least 1 token, {head_dim} channels]",
                     rows.len()
                 ),
-            ));
+            });
         }
-        for (name, tensor) in [("key", key), ("value", value)] {
-            if tensor.dims() != [batch, kv_heads, tokens, head_dim] {
-                return Err(shape(
-                    name,
-                    tensor.dims(),
-                    format!(
-                        "[{batch}, {kv_heads} KV heads, {tokens}, {head_dim}] as the query and the cache"
-                    ),
-                ));
-            }
-        }
+        self.check_stored(rows, tokens, key, value)?;
         if heads == 0 || heads % kv_heads != 0 || heads / kv_heads > MAX_HEAD_RATIO {
             return Err(Error::HeadRatio {
                 query_heads: heads,
@@ -197,28 +178,61 @@ impl KvCache {
                 max_ratio: MAX_HEAD_RATIO,
             });
         }
-        for (name, tensor) in [("query", query), ("key", key), ("value", value)] {
-            if tensor.dtype() != self.config.dtype {
-                return Err(Error::Dtype {
+        self.check_kind("query", query)
+    }
+
+    /// Keys and values of `tokens` tokens for each row.
+    pub(super) fn check_stored(
+        &self,
+        rows: &[usize],
+        tokens: usize,
+        key: &Tensor<4>,
+        value: &Tensor<4>,
+    ) -> Result<()> {
+        let (kv_heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
+        let batch = rows.len();
+        for (name, tensor) in [("key", key), ("value", value)] {
+            if tensor.dims() != [batch, kv_heads, tokens, head_dim] || batch * tokens == 0 {
+                return Err(Error::Shape {
                     tensor: name,
-                    found: format!("{:?}", tensor.dtype()),
-                    expected: format!("{:?}", self.config.dtype),
+                    found: tensor.dims().to_vec(),
+                    expected: format!(
+                        "[{batch}, {kv_heads} KV heads, {tokens}, {head_dim}] as the query and \
+                         the cache, at least 1 of each"
+                    ),
                 });
             }
-            let device = tensor.device();
-            if device != self.device {
-                return Err(Error::Device {
-                    tensor: name,
-                    found: format!("{device:?}"),
-                    expected: format!("{:?}", self.device),
-                });
-            }
+        }
+        self.check_kind("key", key)?;
+        self.check_kind("value", value)
+    }
+
+    fn check_kind(&self, name: &'static str, tensor: &Tensor<4>) -> Result<()> {
+        if tensor.dtype() != self.config.dtype {
+            return Err(Error::Dtype {
+                tensor: name,
+                found: format!("{:?}", tensor.dtype()),
+                expected: format!("{:?}", self.config.dtype),
+            });
+        }
+        let device = tensor.device();
+        if device != self.device {
+            return Err(Error::Device {
+                tensor: name,
+                found: format!("{device:?}"),
+                expected: format!("{:?}", self.device),
+            });
         }
         Ok(())
     }
 
     /// Refuses what would spoil a page: NaN, infinities, and magnitudes past the parameters.
-    fn check_numbers(&self, layer: usize, key: &Tensor<4>, value: &Tensor<4>) -> Result<()> {
+    pub(super) fn check_numbers(
+        &self,
+        layer: usize,
+        key: &Tensor<4>,
+        value: &Tensor<4>,
+    ) -> Result<()> {
         let stored = self.layer(layer)?;
         for (name, tensor, pages) in [("key", key, &stored.key), ("value", value, &stored.value)] {
             let tensor = tensor.clone().detach();

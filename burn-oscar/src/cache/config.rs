@@ -248,6 +248,9 @@ impl KvCacheConfig {
             sequences: Vec::new(),
             free_slots: (0..self.max_sequences).rev().collect(),
             next_id: 0,
+            splits: crate::backend::splits(device, self.n_kv_heads),
+            step_plan: None,
+            decode_plan: None,
         };
         cache.add_sequence()?;
         Ok(cache)
@@ -260,7 +263,7 @@ impl KvCacheConfig {
         device: &Device,
     ) -> Tensor<D> {
         let value = if self.poison { f32::NAN } else { 0.0 };
-        Tensor::full(shape, value, (device, dtype))
+        flat(shape, value, dtype, device)
     }
 
     fn pages(
@@ -293,7 +296,13 @@ impl KvCacheConfig {
         };
         let numbers = spec.pair_numbers();
         Pages::Packed(PackedPages {
-            words: Tensor::<3, Int>::full(words, word, (device, DType::U32)).into_dispatch(),
+            words: Tensor::<1, Int>::full(
+                [words.iter().product::<usize>()],
+                word,
+                (device, DType::U32),
+            )
+            .reshape(words)
+            .into_dispatch(),
             pairs: optional(numbers > 0, &|| {
                 self.filled([pages, heads, numbers], DType::F16, device)
                     .into_dispatch()
@@ -309,4 +318,10 @@ impl KvCacheConfig {
             spec: Arc::new(spec),
         })
     }
+}
+
+/// A tensor without gaps: of more than one dimension, a GPU may pad rows, and kernels address
+/// pages by plain arithmetic.
+fn flat<const D: usize>(shape: [usize; D], value: f32, dtype: DType, device: &Device) -> Tensor<D> {
+    Tensor::<1>::full([shape.iter().product::<usize>()], value, (device, dtype)).reshape(shape)
 }

@@ -187,7 +187,7 @@ impl KvCache {
 }
 
 /// A sequence can be copied between steps only.
-fn check_even(sequence: &Sequence) -> Result<()> {
+pub(super) fn check_even(sequence: &Sequence) -> Result<()> {
     let (shortest, longest) = (sequence.len(), sequence.longest());
     if shortest == longest {
         return Ok(());

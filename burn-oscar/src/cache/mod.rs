@@ -12,8 +12,10 @@
 mod append;
 mod attend;
 mod config;
+mod decode;
 mod manage;
 mod memory;
+mod plan;
 mod pool;
 mod read;
 mod sequence;
@@ -49,6 +51,11 @@ pub struct KvCache {
     sequences: Vec<Sequence>,
     free_slots: Vec<usize>,
     next_id: u64,
+    /// Work items that a step's history is cut into, about.
+    splits: usize,
+    /// The plan that the layers of a step share.
+    step_plan: Option<plan::HeldPlan>,
+    decode_plan: Option<decode::DecodePlan>,
 }
 
 impl KvCache {

@@ -18,7 +18,7 @@ impl KvCache {
     /// [`Error::Layer`](crate::Error::Layer).
     pub fn dequantize(&self, id: SequenceId, layer: usize) -> Result<[Tensor<3>; 2]> {
         let stored = self.layer(layer)?;
-        let row = self.plan(layer, &[self.index_of(id)?], 1.0).rows.remove(0);
+        let row = self.plan_rows(layer, &[self.index_of(id)?]).remove(0);
         let side = |role, tier: &DispatchTensor| {
             let tier = Tensor::<4>::from_dispatch(tier.clone()).narrow(0, row.slot, 1);
             let [_, heads, _, head_dim] = tier.dims();

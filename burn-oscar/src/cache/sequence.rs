@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::KvCache;
+use super::append::Growth;
 use crate::error::{Error, Result};
 
 /// Names a sequence of one cache.
@@ -27,6 +28,14 @@ pub(super) struct LayerTable {
 impl LayerTable {
     pub fn len(&self) -> usize {
         self.sinks + self.pages.iter().sum::<usize>() + self.recent
+    }
+
+    /// Counts `tokens` more, of which whole pages have left the recent tier.
+    pub fn grow(&mut self, tokens: usize, growth: &Growth, page_tokens: usize) {
+        self.sinks += growth.to_sinks;
+        let recent = self.recent + tokens - growth.to_sinks;
+        self.recent = recent - growth.pages * page_tokens;
+        self.pages.extend(vec![page_tokens; growth.pages]);
     }
 
     /// Drops the newest tokens.

@@ -29,7 +29,7 @@ pub enum GroupAxis {
 }
 
 /// How a value becomes a code, and what is stored beside the codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// OSCAR: real-valued zero, half rounds up; `code = floor((x - min) / scale + 1/2)`. An f16
     /// scale and minimum per group, rounded after coding.

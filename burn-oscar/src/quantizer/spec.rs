@@ -4,7 +4,7 @@ use super::layout::{self, CHUNK_TOKENS, Plane};
 use super::{GroupAxis, Quantizer, Rounding, SCALE8_MAX};
 
 /// Which side of the cache a page belongs to; the two are packed in different orders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Packed for the product with queries.
     Key,

@@ -6,9 +6,9 @@ use super::tensor::{Ints, Real};
 use crate::quantizer::{ChannelBits, PageSpec, Rounding};
 
 /// The smallest range that OSCAR divides by (its code's epsilon).
-const SMALLEST_RANGE: f32 = 1e-8;
+pub const SMALLEST_RANGE: f32 = 1e-8;
 /// Integers up to here are exact in f32.
-const LARGEST_ZERO: f32 = 16_777_216.0;
+pub const LARGEST_ZERO: f32 = 16_777_216.0;
 
 /// `[n, kv_heads, token groups, tokens, channel groups, channels]`.
 fn grouped(spec: &PageSpec, n: usize, kv_heads: usize) -> [usize; 6] {

@@ -7,7 +7,8 @@ use burn::tensor::{Shape, TensorData};
 
 use super::page::read_side;
 use super::tensor::{Ints, Real};
-use crate::backend::types::{AttentionPlan, KvLayer, Pages, PlanRow};
+use crate::backend::plan::{AttentionPlan, PlanRow};
+use crate::backend::types::{KvLayer, Pages};
 
 /// Scores held at once, in elements: longer prefills are cut into blocks of queries.
 const SCORES_AT_ONCE: usize = 1 << 24;
@@ -18,7 +19,7 @@ pub fn attend<B: Backend>(
     key: FloatTensor<B>,
     value: FloatTensor<B>,
     layer: KvLayer<B>,
-    plan: AttentionPlan,
+    plan: AttentionPlan<B>,
 ) -> FloatTensor<B> {
     let dtype = query.dtype();
     let (query, key, value) = (Real::<B>(query), Real::<B>(key), Real::<B>(value));
@@ -161,4 +162,25 @@ fn causal_mask<B: Backend>(like: &Real<B>, count: usize, before: usize, seen: us
         mask[t * seen + before + t + 1..(t + 1) * seen].fill(f32::NEG_INFINITY);
     }
     Real::from_vec(mask, &[1, 1, count, seen], &like.0)
+}
+
+/// See [`KvCacheOps::kv_append`](crate::backend::KvCacheOps::kv_append).
+pub fn append<B: Backend>(
+    layer: KvLayer<B>,
+    key: FloatTensor<B>,
+    value: FloatTensor<B>,
+    plan: AttentionPlan<B>,
+) -> KvLayer<B> {
+    let write = |tier: FloatTensor<B>, tokens: FloatTensor<B>| {
+        let (mut tier, tokens) = (Real::<B>(tier), Real::<B>(tokens));
+        for (i, row) in plan.rows.iter().enumerate() {
+            tier = tier.set_token(row.slot, row.next, tokens.clone().narrow(0, i, 1));
+        }
+        tier.0
+    };
+    KvLayer {
+        key_tier: write(layer.key_tier, key),
+        value_tier: write(layer.value_tier, value),
+        ..layer
+    }
 }

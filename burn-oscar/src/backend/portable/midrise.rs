@@ -7,7 +7,7 @@ use crate::quantizer::{PageSpec, SCALE8_MAX, SegmentSpec, decode_scale8};
 
 /// The uniform step that codes Gaussian numbers of variance 1 with the least squared error (Max,
 /// 1960), where bits are few; with many the range decides.
-fn gaussian_step(bits: u8) -> Option<f32> {
+pub fn gaussian_step(bits: u8) -> Option<f32> {
     match bits {
         1 => Some(1.596),
         2 => Some(0.9957),
@@ -18,7 +18,7 @@ fn gaussian_step(bits: u8) -> Option<f32> {
 }
 
 /// Steps tried, in units of the first guess.
-const CANDIDATES: [f32; 5] = [0.8, 0.9, 1.0, 1.12, 1.25];
+pub const CANDIDATES: [f32; 5] = [0.8, 0.9, 1.0, 1.12, 1.25];
 
 /// Rounds scales to what is stored: the bytes, and the scales they stand for.
 pub type Grid<B> = fn(Real<B>) -> (Ints<B>, Real<B>);

@@ -125,7 +125,8 @@ pub fn write_pages<B: Backend>(
     }
 }
 
-fn write_side<B: Backend>(store: Pages<B>, x: Real<B>, pages: Ints<B>) -> Pages<B> {
+/// Encodes pages of one side and writes them to the pages named by `pages`.
+pub fn write_side<B: Backend>(store: Pages<B>, x: Real<B>, pages: Ints<B>) -> Pages<B> {
     match store {
         Pages::Exact(held) => {
             let x = x.cast(held.dtype().into());

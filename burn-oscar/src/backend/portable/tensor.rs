@@ -76,7 +76,8 @@ macro_rules! with_scalar {
 }
 
 macro_rules! shaping {
-    ($reshape:ident, $permute:ident, $slice:ident, $cat:ident, $select:ident, $select_assign:ident) => {
+    ($reshape:ident, $permute:ident, $slice:ident, $cat:ident, $select:ident,
+     $select_assign:ident) => {
         pub fn dims(&self) -> Vec<usize> {
             self.0.shape().iter().copied().collect()
         }
@@ -135,7 +136,7 @@ impl<B: Backend> Real<B> {
     binary!(add => float_add, sub => float_sub, mul => float_mul, div => float_div,
             matmul => float_matmul);
     unary!(floor => float_floor, round => float_round, abs => float_abs, neg => float_neg,
-           sqrt => float_sqrt, log => float_log);
+           sqrt => float_sqrt, log => float_log, detach => float_detach);
     along!(max_dim => float_max_dim, min_dim => float_min_dim, sum_dim => float_sum_dim,
            softmax => softmax);
     with_scalar!(f32: add_scalar => float_add_scalar, mul_scalar => float_mul_scalar,
@@ -211,6 +212,17 @@ impl<B: Backend> Real<B> {
         Self(B::float_mask_where(self.0, mask, other.0))
     }
 
+    /// Overwrites parts of dimensions, given as (dimension, start, length).
+    pub fn assign(self, parts: &[(usize, usize, usize)], values: Self) -> Self {
+        let mut slices: Vec<Slice> = (self.0.shape().iter())
+            .map(|&length| Slice::from(0..length))
+            .collect();
+        for &(dim, start, length) in parts {
+            slices[dim] = Slice::from(start..start + length);
+        }
+        Self(B::float_slice_assign(self.0, &slices, values.0))
+    }
+
     pub fn into_u32(self) -> Ints<B> {
         Ints(B::float_into_int(self.0, IntDType::U32))
     }
@@ -243,6 +255,18 @@ impl<B: Backend> Ints<B> {
 }
 
 impl<B: Backend> Real<B> {
+    /// Overwrites one token of a slot of `[slots, kv_heads, tokens, head_dim]`.
+    pub fn set_token(self, slot: usize, position: usize, token: Self) -> Self {
+        let shape = self.0.shape();
+        let slices = [
+            Slice::from(slot..slot + 1),
+            Slice::from(0..shape[1]),
+            Slice::from(position..position + 1),
+            Slice::from(0..shape[3]),
+        ];
+        Self(B::float_slice_assign(self.0, &slices, token.0))
+    }
+
     /// Repeats dimensions of length 1 to the shape of `other`.
     pub fn expand_like(self, other: &Self) -> Self {
         Self(B::float_expand(self.0, other.0.shape()))

@@ -1,0 +1,154 @@
+//! Plans of steps: made once for all layers, kept on the device.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+
+use super::KvCache;
+use crate::backend::{AttentionPlan, Limits, PlanRow, plan_words};
+
+/// A plan and what it was made from.
+#[derive(Debug)]
+pub(super) struct HeldPlan {
+    plan: AttentionPlan<Dispatch>,
+    /// Pages of the table as it stands on the device.
+    table: Vec<u32>,
+}
+
+impl KvCache {
+    fn limits(&self) -> Limits {
+        let method = &self.config.method;
+        Limits {
+            page_tokens: self.page_tokens,
+            slot_tokens: method.sink() + method.recent() + self.page_tokens,
+            splits: self.splits,
+        }
+    }
+
+    pub(super) fn plan_rows(&self, layer: usize, rows: &[usize]) -> Vec<PlanRow> {
+        rows.iter()
+            .map(|&row| {
+                let sequence = &self.sequences[row];
+                let table = &sequence.layers[layer];
+                let pages = sequence.pages.iter().copied();
+                let next = match self.sink_room(table) {
+                    0 => self.config.method.sink() + table.recent,
+                    _ => table.sinks,
+                };
+                PlanRow {
+                    slot: sequence.slot,
+                    sinks: table.sinks,
+                    pages: pages.zip(table.pages.iter().copied()).collect(),
+                    recent: table.recent,
+                    next,
+                }
+            })
+            .collect()
+    }
+
+    /// The plan for some rows of a layer. All layers of a step share one, made at the first.
+    pub(super) fn plan(
+        &mut self,
+        layer: usize,
+        rows: &[usize],
+        scale: f64,
+    ) -> AttentionPlan<Dispatch> {
+        let rows = self.plan_rows(layer, rows);
+        if let Some(held) = &self.step_plan
+            && *held.plan.rows == rows
+        {
+            let mut plan = held.plan.clone();
+            plan.scale = scale;
+            return plan;
+        }
+        let words = plan_words(&rows, &self.limits());
+        let held = self.step_plan.take();
+        // Page tables change once in a page; what is there is used again.
+        let table = match &held {
+            Some(held) if held.table == words.table => held.plan.table.clone(),
+            _ => self.words(padded(&words.table, 1)).into_dispatch(),
+        };
+        let counters = match held {
+            Some(held) if held.plan.rows.len() == rows.len() => held.plan.counters,
+            _ => self.counters(rows.len()).into_dispatch(),
+        };
+        let plan = AttentionPlan {
+            items: words.items,
+            parts: words.items,
+            steps: self.words(words.steps).into_dispatch(),
+            table,
+            counters,
+            rows: Arc::new(rows),
+            scale,
+        };
+        self.step_plan = Some(HeldPlan {
+            plan: plan.clone(),
+            table: words.table,
+        });
+        plan
+    }
+
+    /// A plan for a captured step: later plans are written to the same addresses.
+    pub(super) fn fixed_plan(&mut self, rows: &[usize], scale: f64) -> AttentionPlan<Dispatch> {
+        let rows = self.plan_rows(0, rows);
+        let words = plan_words(&rows, &self.limits());
+        // Room for all pages of the pool, and for as many again that forks share.
+        let capacity = (2 * self.pool.pages()).max(words.table.len());
+        let plan = AttentionPlan {
+            items: words.items,
+            parts: words.items,
+            counters: self.counters(rows.len()).into_dispatch(),
+            steps: self.words(words.steps).into_dispatch(),
+            table: self.words(padded(&words.table, capacity)).into_dispatch(),
+            rows: Arc::new(rows),
+            scale,
+        };
+        plan
+    }
+
+    /// Writes the plan of the same rows' present lengths over `plan`. False where it does not fit.
+    pub(super) fn renew_plan(&self, plan: &mut AttentionPlan<Dispatch>, rows: &[usize]) -> bool {
+        let rows = self.plan_rows(0, rows);
+        let words = plan_words(&rows, &self.limits());
+        let table = Tensor::<1, Int>::from_dispatch(plan.table.clone());
+        if words.items != plan.items || words.table.len() > table.dims()[0] {
+            return false;
+        }
+        drop(table);
+        let same_pages = (rows.iter().zip(plan.rows.iter())).all(|(a, b)| a.pages == b.pages);
+        overwrite(&mut plan.steps, self.words(words.steps));
+        if !same_pages && !words.table.is_empty() {
+            overwrite(&mut plan.table, self.words(words.table));
+        }
+        plan.rows = Arc::new(rows);
+        true
+    }
+
+    fn words(&self, words: Vec<u32>) -> Tensor<1, Int> {
+        let length = words.len();
+        Tensor::from_data(TensorData::new(words, [length]), (&self.device, DType::U32))
+    }
+
+    fn counters(&self, rows: usize) -> Tensor<1, Int> {
+        // As many groups of query heads as there may be for each KV head.
+        let groups = super::config::MAX_HEAD_RATIO;
+        self.words(vec![0; rows * self.config.n_kv_heads * groups])
+    }
+}
+
+fn padded(words: &[u32], length: usize) -> Vec<u32> {
+    let mut words = words.to_vec();
+    words.resize(words.len().max(length), 0);
+    words
+}
+
+/// Writes words to the start of a tensor, in place: nobody else may hold it.
+fn overwrite(held: &mut burn::backend::DispatchTensor, words: Tensor<1, Int>) {
+    let length = words.dims()[0];
+    let mut tensor = Tensor::<1, Int>::from_dispatch(held.clone());
+    // The clone above would make the write a copy.
+    *held = words.clone().into_dispatch();
+    tensor.inplace(|tensor| tensor.slice_assign([0..length], words));
+    *held = tensor.into_dispatch();
+}

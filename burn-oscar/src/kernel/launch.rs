@@ -1,0 +1,332 @@
+//! From tensors to launches: which kernel serves a call, and with which arguments.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::features::{MmaConfig, Plane};
+use cubecl::prelude::*;
+
+use super::attend::{Shape, attend as attend_kernel, merge_rows};
+use super::decode::{WARPS, decode};
+use super::fragments::unsupported;
+use super::spec::{PackedSide, Store};
+use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
+
+/// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
+const PLANE: u32 = 32;
+/// Units of a cube where the device has that many.
+const UNITS: u32 = 128;
+/// The most query heads that a cube of the portable kernel works on.
+const MAX_HEADS: usize = 8;
+/// Arrays that the portable kernel binds.
+const BINDINGS: u32 = 21;
+
+pub fn dims(tensor: &CubeTensor) -> [usize; 4] {
+    let shape = tensor.meta.shape();
+    [shape[0], shape[1], shape[2], shape[3]]
+}
+
+pub fn storage(tensor: &CubeTensor) -> ElemType {
+    dtype_to_storage_type(tensor.dtype)
+}
+
+/// What the device offers.
+struct Offers {
+    planes: bool,
+    tensor_cores: bool,
+    merge: bool,
+    units: u32,
+}
+
+impl Offers {
+    fn of(client: &Client) -> Self {
+        let properties = client.properties();
+        let (features, hardware) = (&properties.features, &properties.hardware);
+        let plane = hardware.plane_size_min == PLANE && hardware.plane_size_max == PLANE;
+        let planes = plane && features.plane.contains(Plane::Ops);
+        let product = MmaConfig {
+            a_type: u8::elem_type_native(),
+            b_type: i8::elem_type_native(),
+            cd_type: i32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 32,
+        };
+        let count = Type::atomic(u32::elem_type_native());
+        let counts = properties.atomic_type_usage(count);
+        Self {
+            planes,
+            tensor_cores: planes
+                && features.matmul.mma.contains(&product)
+                && hardware.max_units_per_cube >= UNITS,
+            merge: features.device_memory_scope
+                && counts.contains(cubecl::features::AtomicUsage::Add),
+            units: hardware.max_units_per_cube.min(UNITS),
+        }
+    }
+}
+
+/// The arrays of one side's pages. What a method does not store is bound to another array, which
+/// the kernel then never reads.
+struct SideArgs {
+    store: Store,
+    exact: CubeTensor,
+    words: CubeTensor,
+    pairs: CubeTensor,
+    norms: CubeTensor,
+    means: CubeTensor,
+}
+
+impl SideArgs {
+    fn new(pages: Pages<CubeBackend>, tier: &CubeTensor, steps: &CubeTensor) -> Self {
+        match pages {
+            Pages::Exact(exact) => Self {
+                store: Store::Exact,
+                exact,
+                words: steps.clone(),
+                pairs: steps.clone(),
+                norms: steps.clone(),
+                means: steps.clone(),
+            },
+            Pages::Packed(packed) => {
+                let or = |tensor| match tensor {
+                    OptionalTensor::Present(tensor) => tensor,
+                    OptionalTensor::Absent => steps.clone(),
+                };
+                Self {
+                    store: Store::Packed(PackedSide::new(&packed.spec)),
+                    exact: tier.clone(),
+                    words: packed.words,
+                    pairs: or(packed.pairs),
+                    norms: or(packed.norms),
+                    means: or(packed.means),
+                }
+            }
+        }
+    }
+
+    fn arrays(&self) -> [&CubeTensor; 5] {
+        [
+            &self.exact,
+            &self.words,
+            &self.pairs,
+            &self.norms,
+            &self.means,
+        ]
+    }
+}
+
+/// Binds a tensor as an array of `size` bytes an element, whatever its own dtype.
+#[allow(unsafe_code)]
+fn array(tensor: &CubeTensor, size: usize) -> BufferArg {
+    let bytes = tensor.meta.shape().num_elements() * tensor.dtype.size();
+    // SAFETY: the length is that of the tensor's contiguous buffer.
+    unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), bytes / size) }
+}
+
+/// Attention of one token per row. `Err` gives the arguments back where no kernel serves, with
+/// the reason.
+#[allow(unsafe_code, clippy::type_complexity)]
+pub fn attend(
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    layer: KvLayer<CubeBackend>,
+    plan: AttentionPlan<CubeBackend>,
+) -> Result<
+    CubeTensor,
+    (
+        String,
+        CubeTensor,
+        CubeTensor,
+        CubeTensor,
+        KvLayer<CubeBackend>,
+        AttentionPlan<CubeBackend>,
+    ),
+> {
+    let client = query.client.clone();
+    let offers = Offers::of(&client);
+    let [rows, heads, tokens, head_dim] = dims(&query);
+    let [_, kv_heads, slot_tokens, _] = dims(&layer.key_tier);
+    let group = heads / kv_heads;
+    let page_tokens = match &layer.key {
+        Pages::Exact(exact) => dims(exact)[2],
+        Pages::Packed(packed) => packed.spec.page_tokens,
+    };
+    let reason = if tokens != 1 {
+        Some(format!("{tokens} query tokens per sequence"))
+    } else if client.properties().hardware.max_bindings < BINDINGS {
+        Some(format!(
+            "devices that bind {} arrays at most",
+            client.properties().hardware.max_bindings
+        ))
+    } else if plan
+        .rows
+        .iter()
+        .any(|row| row.slot >= dims(&layer.key_tier)[0])
+    {
+        Some("a plan of another cache".into())
+    } else {
+        None
+    };
+    if let Some(reason) = reason {
+        return Err((reason, query, key, value, layer, plan));
+    }
+
+    let query = into_contiguous(query);
+    let key = into_contiguous(key);
+    let value = into_contiguous(value);
+    let sink = layer.sink;
+    let key_side = SideArgs::new(layer.key, &layer.key_tier, &plan.steps);
+    let value_side = SideArgs::new(layer.value, &layer.value_tier, &plan.steps);
+    debug_assert!(
+        key_side
+            .arrays()
+            .iter()
+            .chain(&value_side.arrays())
+            .all(|tensor| tensor.is_contiguous())
+    );
+    let tensor_cores = offers.tensor_cores
+        && [&key_side.store, &value_side.store]
+            .into_iter()
+            .all(|store| {
+                store
+                    .packed()
+                    .is_some_and(|side| unsupported(side).is_none())
+            });
+    let shape = Shape {
+        key: key_side.store.clone(),
+        value: value_side.store.clone(),
+        head_dim,
+        page_tokens,
+        kv_heads,
+        group,
+        heads: if tensor_cores {
+            4
+        } else {
+            group.min(MAX_HEADS)
+        },
+        sink,
+        slot_tokens,
+        planes: offers.planes,
+        merge: offers.merge,
+    };
+    let groups = kv_heads * shape.tiles();
+    let partials = groups * plan.parts * shape.heads;
+    let partial_sums = client.empty(partials * head_dim * 4);
+    let stats = client.empty(partials * 2 * 4);
+    let bytes = rows * heads * head_dim * query.dtype.size();
+    let out = CubeTensor::new_contiguous(
+        client.clone(),
+        query.device.clone(),
+        query.meta.shape().clone(),
+        client.empty(bytes),
+        query.dtype,
+    );
+    let dtype = storage(&query);
+    let float = query.dtype.size();
+    let cubes = CubeCount::Static(plan.items as u32, groups as u32, 1);
+    // SAFETY: lengths are those of the buffers. Rows, slots, pages and positions come from the
+    // cache's own plan, which keeps them inside the pools and tiers.
+    let sums_arg =
+        || unsafe { BufferArg::from_raw_parts(partial_sums.clone(), partials * head_dim / 4) };
+    let stats_arg = || unsafe { BufferArg::from_raw_parts(stats.clone(), partials * 2) };
+    if tensor_cores {
+        unsafe {
+            decode::launch_unchecked(
+                &client,
+                cubes,
+                CubeDim::new_1d(PLANE * WARPS as u32),
+                array(&query, float),
+                array(&key, float),
+                array(&value, float),
+                array(&layer.key_tier, float),
+                array(&layer.value_tier, float),
+                array(&key_side.words, 16),
+                array(&key_side.pairs, 16),
+                array(&key_side.norms, 4),
+                array(&key_side.means, 4),
+                array(&value_side.words, 16),
+                array(&value_side.pairs, 16),
+                array(&value_side.means, 4),
+                array(&plan.steps, 4),
+                array(&plan.table, 4),
+                array(&plan.counters, 4),
+                sums_arg(),
+                stats_arg(),
+                array(&out, float),
+                plan.parts as u32,
+                plan.scale as f32,
+                shape.clone(),
+                dtype,
+            );
+        }
+    } else {
+        unsafe {
+            attend_kernel::launch_unchecked(
+                &client,
+                cubes,
+                CubeDim::new_1d(offers.units),
+                array(&query, float),
+                array(&key, float),
+                array(&value, float),
+                array(&layer.key_tier, float),
+                array(&layer.value_tier, float),
+                array(&key_side.exact, float),
+                array(&key_side.words, 4),
+                array(&key_side.pairs, 4),
+                array(&key_side.norms, 4),
+                array(&key_side.means, 4),
+                array(&value_side.exact, float),
+                array(&value_side.words, 4),
+                array(&value_side.pairs, 4),
+                array(&value_side.norms, 4),
+                array(&value_side.means, 4),
+                array(&plan.steps, 4),
+                array(&plan.table, 4),
+                array(&plan.counters, 4),
+                sums_arg(),
+                stats_arg(),
+                array(&out, float),
+                plan.parts as u32,
+                plan.scale as f32,
+                shape.clone(),
+                dtype,
+            );
+        }
+    }
+    if !shape.merge {
+        unsafe {
+            merge_rows::launch_unchecked(
+                &client,
+                CubeCount::Static(rows as u32, groups as u32, 1),
+                CubeDim::new_1d(offers.units),
+                sums_arg(),
+                stats_arg(),
+                array(&plan.steps, 4),
+                array(&out, float),
+                plan.items as u32,
+                plan.parts as u32,
+                shape,
+                dtype,
+            );
+        }
+    }
+    super::count_fused();
+    Ok(out)
+}
+
+/// Work items that fill the device: three cubes a multiprocessor, or one a core.
+pub fn splits(client: &Client, kv_heads: usize) -> usize {
+    let hardware = &client.properties().hardware;
+    let cubes = match (
+        hardware.num_streaming_multiprocessors,
+        hardware.num_cpu_cores,
+    ) {
+        (Some(count), _) => 3 * count as usize,
+        (None, Some(cores)) => cores as usize,
+        (None, None) => 64,
+    };
+    (cubes / kv_heads).max(1)
+}

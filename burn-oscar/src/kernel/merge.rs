@@ -1,0 +1,111 @@
+//! Partial results of a row's work items put together.
+//!
+//! A partial is the weighted sum of values `[head_dim]`, the maximum score and the sum of weights
+//! of one query head. The last cube of a row to arrive merges them where the device promises that
+//! it sees the others' writes; elsewhere a second launch does. Bytes: (head_dim + 2) f32 per
+//! partial, written once and read once, mostly in the L2.
+
+use cubecl::prelude::*;
+
+use super::tile::{LOWEST, TileMemory};
+
+/// The most partials of a row.
+pub const MAX_PARTS: usize = 128;
+
+pub type F4 = Vector<f32, Const<4>>;
+
+/// Writes a cube's sums as the partial number `part` of its group of heads.
+#[cube]
+pub fn store_partial(
+    memory: &mut TileMemory,
+    partials: &mut [F4],
+    stats: &mut [f32],
+    part: usize,
+    #[comptime] heads: usize,
+    #[comptime] head_dim: usize,
+) {
+    let units = CUBE_DIM as usize;
+    let quads = comptime!(heads * head_dim / 4);
+    let mut i = UNIT_POS as usize;
+    while i < quads {
+        let mut sums = F4::new(0.0);
+        #[unroll]
+        for k in 0..4usize {
+            sums.insert(k, memory.sums[4 * i + k]);
+        }
+        partials[part * quads + i] = sums;
+        i += units;
+    }
+    let mut h = UNIT_POS as usize;
+    while h < heads {
+        stats[(part * heads + h) * 2] = memory.max[h];
+        stats[(part * heads + h) * 2 + 1] = memory.total[h];
+        h += units;
+    }
+}
+
+/// Merges `parts` partials from `first` on into `held` heads of the output from `out_first` on.
+/// `weights` is shared memory of `heads * MAX_PARTS`.
+#[cube]
+pub fn merge<F: Float>(
+    partials: &mut [F4],
+    stats: &mut [f32],
+    out: &mut [F],
+    weights: &mut Shared<[f32]>,
+    first: usize,
+    parts: usize,
+    out_first: usize,
+    held: usize,
+    #[comptime] heads: usize,
+    #[comptime] head_dim: usize,
+) {
+    let units = CUBE_DIM as usize;
+    let mut i = UNIT_POS as usize;
+    while i < heads * parts {
+        let h = i % heads;
+        let p = i / heads;
+        let mut max = f32::new(LOWEST);
+        for q in 0..parts {
+            max = f32::max(max, stats[((first + q) * heads + h) * 2]);
+        }
+        weights[h * comptime!(MAX_PARTS) + p] = (stats[((first + p) * heads + h) * 2] - max).exp();
+        i += units;
+    }
+    sync_cube();
+    let quads = comptime!(heads * head_dim / 4);
+    let mut i = UNIT_POS as usize;
+    while i < held * comptime!(head_dim / 4) {
+        let h = i / comptime!(head_dim / 4);
+        let mut sums = F4::new(0.0);
+        let mut total = f32::new(0.0);
+        let mut p = 0usize;
+        // Eight loads in flight: the partials come from the L2, hundreds of cycles away.
+        while p + 8 <= parts {
+            let mut loaded = Array::<F4>::new(8usize);
+            let mut totals = Array::<f32>::new(8usize);
+            #[unroll]
+            for k in 0..8usize {
+                loaded[k] = partials[(first + p + k) * quads + i];
+                totals[k] = stats[((first + p + k) * heads + h) * 2 + 1];
+            }
+            #[unroll]
+            for k in 0..8usize {
+                let weight = weights[h * comptime!(MAX_PARTS) + p + k];
+                sums += loaded[k] * F4::new(weight);
+                total += totals[k] * weight;
+            }
+            p += 8;
+        }
+        while p < parts {
+            let weight = weights[h * comptime!(MAX_PARTS) + p];
+            sums += partials[(first + p) * quads + i] * F4::new(weight);
+            total += stats[((first + p) * heads + h) * 2 + 1] * weight;
+            p += 1;
+        }
+        #[unroll]
+        for k in 0..4usize {
+            out[out_first + 4 * i + k] = F::cast_from(sums.extract(k) / total);
+        }
+        i += units;
+    }
+}

@@ -1,0 +1,32 @@
+//! CubeCL kernels, one file each. They know pages, words and plans; sequences and models are none
+//! of their business.
+
+pub mod append;
+pub mod attend;
+pub mod chunk;
+pub mod decode;
+pub mod fallback;
+pub mod field;
+pub mod fragments;
+pub mod launch;
+pub mod merge;
+pub mod pack;
+pub mod query;
+pub mod spec;
+pub mod steps;
+pub mod tile;
+pub mod warp;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static FUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a launch of a fused kernel.
+pub fn count_fused() {
+    FUSED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Launches of fused kernels so far.
+pub fn fused() -> u64 {
+    FUSED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,228 @@
+//! The formulas of the portable bodies (`backend/portable/{affine,midrise}.rs`), one group or one
+//! quad of channels at a time. Where rounding decides a code, the order of operations is theirs.
+
+use cubecl::prelude::*;
+use half::f16;
+
+use crate::backend::portable::{LARGEST_ZERO, SMALLEST_RANGE};
+use crate::quantizer::{Rounding, SCALE8_MAX};
+
+/// Four neighbouring channels.
+pub type Quad = Vector<f32, Const<4>>;
+
+/// Between the byte of a scale and the top of an f32: the difference of the exponents' biases.
+const SCALE8_BIAS: u32 = (127 - 8) << 4;
+/// The smallest scale whose byte has an exponent, 2^-7.
+const SCALE8_NORMAL: f32 = 0.007_812_5;
+
+/// Rounds half to even, whatever the runtime's `round` does.
+#[cube]
+pub fn round_even(x: f32) -> f32 {
+    let down = x.floor();
+    let rest = x - down;
+    let odd = down - 2.0f32 * (down * 0.5f32).floor();
+    let up = rest > 0.5f32 || (rest == 0.5f32 && odd == 1.0f32);
+    select(up, down + 1.0f32, down)
+}
+
+/// The sum of a quad.
+#[cube]
+pub fn sum_quad(x: Quad) -> f32 {
+    (x.extract(0usize) + x.extract(1usize)) + (x.extract(2usize) + x.extract(3usize))
+}
+
+/// The largest of a quad.
+#[cube]
+pub fn max_quad(x: Quad) -> f32 {
+    f32::max(
+        f32::max(x.extract(0usize), x.extract(1usize)),
+        f32::max(x.extract(2usize), x.extract(3usize)),
+    )
+}
+
+/// The sum over the lanes of a token.
+#[cube]
+pub fn sum_lanes(x: f32, #[comptime] lanes: usize) -> f32 {
+    let mut sum = x;
+    #[unroll]
+    for bit in 0..comptime!(lanes.ilog2()) {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << bit));
+    }
+    sum
+}
+
+/// The largest over the lanes of a token.
+#[cube]
+pub fn max_lanes(x: f32, #[comptime] lanes: usize) -> f32 {
+    let mut largest = x;
+    #[unroll]
+    for bit in 0..comptime!(lanes.ilog2()) {
+        largest = f32::max(largest, plane_shuffle_xor(largest, comptime!(1u32 << bit)));
+    }
+    largest
+}
+
+/// The sum over the lanes of a token, of counts.
+#[cube]
+pub fn count_lanes(x: u32, #[comptime] lanes: usize) -> u32 {
+    let mut sum = x;
+    #[unroll]
+    for bit in 0..comptime!(lanes.ilog2()) {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << bit));
+    }
+    sum
+}
+
+/// Four codes as the bytes of a word.
+#[cube]
+pub fn bytes_of(codes: Quad) -> u32 {
+    let codes = Vector::<u32, Const<4>>::cast_from(codes);
+    codes.extract(0usize)
+        | (codes.extract(1usize) << 8u32)
+        | (codes.extract(2usize) << 16u32)
+        | (codes.extract(3usize) << 24u32)
+}
+
+/// Rounds through f16.
+#[cube]
+pub fn through_f16(x: f32) -> f32 {
+    f32::cast_from(f16::cast_from(x))
+}
+
+/// A (scale, offset) pair as a word.
+#[cube]
+pub fn pair_word(scale: f32, offset: f32) -> u32 {
+    let mut pair = Vector::<f16, Const<2>>::new(f16::cast_from(scale));
+    pair.insert(1usize, f16::cast_from(offset));
+    u32::reinterpret(pair)
+}
+
+/// What an affine group stores and how its codes are computed.
+#[derive(CubeType, Clone, Copy)]
+pub struct Affine {
+    /// Stored, rounded to f16.
+    pub scale: f32,
+    /// Stored, rounded to f16.
+    pub offset: f32,
+    /// Values are divided by it.
+    pub divisor: f32,
+    /// Taken off before the division (`HalfEven`) or added after it.
+    pub shift: f32,
+}
+
+/// The parameters of a group between `low` and `high`.
+#[cube]
+pub fn affine_group(
+    low: f32,
+    high: f32,
+    #[comptime] rounding: Rounding,
+    #[comptime] bits: u32,
+) -> Affine {
+    let top = comptime!(((1u32 << bits) - 1) as f32);
+    if comptime!(rounding == Rounding::HalfUp) {
+        let scale = f32::max(high - low, SMALLEST_RANGE) / top;
+        Affine {
+            scale,
+            offset: low,
+            divisor: scale,
+            shift: (0.0f32 - low) / scale,
+        }
+    } else if comptime!(rounding == Rounding::HalfEven) {
+        // A scale that rounds to 0 marks a constant group: every code is then 0.
+        let scale = through_f16((high - low) / top);
+        let low = through_f16(low);
+        Affine {
+            scale,
+            offset: low,
+            divisor: select(scale > 0.0f32, scale, f32::MAX),
+            shift: low,
+        }
+    } else {
+        // A group of zeros is coded in the range -1 to 1, which holds 0 exactly.
+        let empty =
+            f32::max(high, 0.0f32 - low) <= 0.0f32 && f32::max(high, 0.0f32 - high) <= 0.0f32;
+        let high = select(empty, 1.0f32, high);
+        let low = select(empty, -1.0f32, low);
+        let scale = (high - low) / top;
+        // Constant groups, and groups so narrow that the zero is no exact integer in f32, are
+        // coded 0 around their minimum.
+        let narrow = f32::max(
+            low.abs() * comptime!(1.0f32 / LARGEST_ZERO),
+            f32::MIN_POSITIVE,
+        );
+        let usable = scale > narrow;
+        let divisor = select(usable, scale, f32::MAX);
+        let scale = select(usable, scale, 0.0f32);
+        let zero = round_even((0.0f32 - low) / divisor);
+        Affine {
+            scale,
+            offset: select(usable, 0.0f32 - zero * scale, low),
+            divisor,
+            shift: zero,
+        }
+    }
+}
+
+/// The code of one value. Where the divisor is the largest float, the code is 0 by itself.
+#[cube]
+pub fn affine_code(
+    x: f32,
+    group: &Affine,
+    #[comptime] rounding: Rounding,
+    #[comptime] bits: u32,
+) -> f32 {
+    let top = comptime!(((1u32 << bits) - 1) as f32);
+    let code = if comptime!(rounding == Rounding::HalfUp) {
+        (x / group.divisor + group.shift + 0.5f32).floor()
+    } else if comptime!(rounding == Rounding::HalfEven) {
+        round_even((x - group.shift) / group.divisor)
+    } else {
+        round_even(x / group.divisor + group.shift)
+    };
+    f32::clamp(code, 0.0f32, top)
+}
+
+/// The byte nearest to a scale, see [`encode_scale8`](crate::quantizer::encode_scale8): an f32
+/// rounded to four bits of mantissa, half to even.
+#[cube]
+pub fn scale8_byte(scale: f32) -> u32 {
+    let scale = f32::clamp(scale, 0.0f32, SCALE8_MAX);
+    let bits = u32::reinterpret(scale);
+    let normal = ((bits + 0x3_ffffu32 + ((bits >> 19u32) & 1u32)) >> 19u32) - SCALE8_BIAS;
+    let small = u32::cast_from(round_even(scale * 2048.0f32));
+    select(scale >= SCALE8_NORMAL, normal, small)
+}
+
+/// The scale of a byte.
+#[cube]
+pub fn scale8_value(byte: u32) -> f32 {
+    let normal = f32::reinterpret((byte + SCALE8_BIAS) << 19u32);
+    let small = f32::cast_from(byte) * 0.000_488_281_25f32;
+    select(byte >= 16u32, normal, small)
+}
+
+/// 1 / x, or 0 where there is none.
+#[cube]
+pub fn inverse(x: f32) -> f32 {
+    let divisor = select(x > 0.0f32, x, f32::MAX);
+    1.0f32 / divisor
+}
+
+/// Magnitudes of the mid-rise levels of a quad. Levels are symmetric, so that signs do not matter
+/// for dot products and errors.
+#[cube]
+pub fn midrise_level(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
+    let top = comptime!(((1u32 << bits) / 2 - 1) as f32);
+    let steps = (y.abs() * Quad::new(inverse)).floor();
+    steps.min(Quad::new(top)) + Quad::new(0.5f32)
+}
+
+/// The mid-rise codes of a quad.
+#[cube]
+pub fn midrise_code(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
+    let levels = comptime!((1u32 << bits) as f32);
+    let codes = (y * Quad::new(inverse) + Quad::new(comptime!(levels / 2.0))).floor();
+    codes
+        .max(Quad::new(0.0f32))
+        .min(Quad::new(comptime!(levels - 1.0)))
+}

@@ -1,0 +1,352 @@
+//! The query's side of the tensor-core kernel: bytes, their sums, and scores of a chunk.
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+
+use super::chunk::{SCALE8_UNIT, W4, half2, key_parameters_at, pair, scales};
+use super::fragments::{KeyProducts, key_products};
+use super::spec::{PackedSide, Parameters};
+use super::tile::TileMemory;
+
+/// The largest 16-bit magnitude whose high byte still fits after rounding.
+pub const TOP: f32 = 32512.0;
+
+/// What the planes of a cube share of the query.
+#[derive(CubeType)]
+pub struct QueryMemory {
+    /// Signed bytes `[2 head + low, head_dim]`, four channels in a word.
+    pub bytes: Shared<[u32]>,
+    /// What a byte product counts for, by head.
+    pub unit: Shared<[f32]>,
+    /// Sums of the query over each part's channels: `[parts, 4]`.
+    pub sums: Shared<[f32]>,
+    #[cube(comptime)]
+    pub head_dim: usize,
+}
+
+#[cube]
+impl QueryMemory {
+    pub fn new(#[comptime] key: PackedSide) -> QueryMemory {
+        QueryMemory {
+            bytes: Shared::<[u32]>::new_slice(comptime!(8 * key.head_dim / 4)),
+            unit: Shared::<[f32]>::new_slice(4usize),
+            sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len())),
+            head_dim: comptime!(key.head_dim),
+        }
+    }
+
+    /// The query bytes that the lane multiplies with: two words for each product.
+    pub fn fragments(&self, out: &mut Array<u32>, lane: usize, #[comptime] products: KeyProducts) {
+        let row = lane / 4 * comptime!(self.head_dim / 4) + lane % 4;
+        #[unroll]
+        for i in 0..comptime!(products.terms.len()) {
+            #[unroll]
+            for half in 0..2usize {
+                let start = comptime!(products.terms[i].halves[half]);
+                if comptime!(start.is_some()) {
+                    out[comptime!(2 * i + half)] =
+                        self.bytes[row + comptime!(start.unwrap_or(0) / 4)];
+                } else {
+                    out[comptime!(2 * i + half)] = 0u32.runtime();
+                }
+            }
+        }
+    }
+
+    /// Scores of the lane's eight tokens for head `lane % 4`, with one scale per token and part.
+    pub fn scores_per_token(
+        &self,
+        loaded: &Array<W4>,
+        bytes: &Array<u32>,
+        scores: &mut Array<f32>,
+        lane: usize,
+        #[comptime] key: PackedSide,
+    ) {
+        let head = lane % 4;
+        let parts = comptime!(key.parts.len());
+        let first = comptime!(key_parameters_at(&key));
+        let is_scales = comptime!(key.parameters == Parameters::Scales);
+        let factor = comptime!(if is_scales { SCALE8_UNIT } else { 1.0 });
+        let unit = self.unit[head] * factor;
+        let mut products = Array::<f32>::new(comptime!(8 * parts));
+        #[unroll]
+        for f in 0..4u32 {
+            field_products(
+                loaded,
+                bytes,
+                unit,
+                &mut products,
+                f,
+                comptime!(key.clone()),
+            );
+        }
+        #[unroll]
+        for e in 0..8usize {
+            scores[e] = 0.0;
+        }
+        #[unroll]
+        for part in 0..parts {
+            let sum = self.sums[part * 4 + head];
+            if comptime!(is_scales) {
+                let middle =
+                    comptime!(((1u32 << key.parts[part].bits) - 1) as f32 / 2.0 * SCALE8_UNIT);
+                let offset = sum * middle;
+                let mut scale = Array::<f32>::new(8usize);
+                scales(loaded, lane, &mut scale, part, first);
+                #[unroll]
+                for e in 0..8usize {
+                    scores[e] += scale[e] * (products[comptime!(part * 8 + e)] - offset);
+                }
+            } else {
+                #[unroll]
+                for e in 0..8usize {
+                    let (scale, offset) = pair(loaded, e, part, first, comptime!(key.clone()));
+                    scores[e] += scale * products[comptime!(part * 8 + e)] + offset * sum;
+                }
+            }
+        }
+    }
+
+    /// The same with one scale per channel and group of tokens: the scales are folded into the
+    /// query, which is rounded to 16 bits again for each group.
+    pub fn scores_per_channel(
+        &self,
+        memory: &TileMemory,
+        loaded: &Array<W4>,
+        pairs: &[W4],
+        row: usize,
+        chunk: usize,
+        scores: &mut Array<f32>,
+        lane: usize,
+        #[comptime] key: PackedSide,
+    ) {
+        let tokens = comptime!(match key.parameters {
+            Parameters::ChannelPairs { tokens } => tokens,
+            _ => 64,
+        });
+        let products = comptime!(key_products(&key));
+        let own_head = lane / 8;
+        let low = (lane / 4) % 2 == 1;
+        #[unroll]
+        for group in 0..comptime!(64 / tokens) {
+            // Channels of the lane: quads `lane % 4` of each half of 16.
+            let halves = comptime!(key.head_dim / 16);
+            let mut folded = Array::<f32>::new(comptime!(key.head_dim / 4));
+            let mut largest = f32::new(0.0);
+            let mut offset = f32::new(0.0);
+            let base = row * comptime!(key.row_pairs() / 4)
+                + (chunk * comptime!(64 / tokens) + group) * comptime!(key.head_dim / 4)
+                + lane % 4;
+            #[unroll]
+            for half in 0..halves {
+                let four = pairs[base + half * 4];
+                #[unroll]
+                for k in 0..4usize {
+                    let channel = half * 16 + 4 * (lane % 4) + k;
+                    let q = memory.query[own_head * comptime!(key.head_dim) + channel];
+                    let (scale, shift) = half2(four.extract(k));
+                    let x = q * scale;
+                    folded[comptime!(half * 4 + k)] = x;
+                    largest = f32::max(largest, x.abs());
+                    offset += q * shift;
+                }
+            }
+            let largest = f32::max(largest, plane_shuffle_xor(largest, 1u32));
+            let largest = f32::max(largest, plane_shuffle_xor(largest, 2u32));
+            let offset = offset + plane_shuffle_xor(offset, 1u32);
+            let offset = offset + plane_shuffle_xor(offset, 2u32);
+            let largest = f32::max(largest, 1e-30);
+            let ratio = TOP / largest;
+            let mut quads = Array::<u32>::new(halves);
+            #[unroll]
+            for half in 0..halves {
+                let mut word = 0u32.runtime();
+                #[unroll]
+                for k in 0..4usize {
+                    let byte = signed_byte(folded[comptime!(half * 4 + k)] * ratio, low);
+                    word = word | (byte << comptime!(8 * k as u32));
+                }
+                quads[half] = word;
+            }
+            let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+            #[unroll]
+            for i in 0..comptime!(products.terms.len()) {
+                #[unroll]
+                for half in 0..2usize {
+                    let start = comptime!(products.terms[i].halves[half]);
+                    if comptime!(start.is_some()) {
+                        bytes[comptime!(2 * i + half)] = quads[comptime!(start.unwrap_or(0) / 16)];
+                    } else {
+                        bytes[comptime!(2 * i + half)] = 0u32.runtime();
+                    }
+                }
+            }
+            // The lane that owns head h of the products is not the one that made its bytes.
+            let source = (8 * (lane % 4)) as u32;
+            let unit = plane_shuffle(largest, source) * comptime!(1.0 / TOP);
+            let offset = plane_shuffle(offset, source);
+            let mut results = Array::<f32>::new(8usize);
+            #[unroll]
+            for i in 0..comptime!(tokens / 16) {
+                let f = comptime!((group * (tokens / 16) + i) as u32);
+                field_products(
+                    loaded,
+                    &bytes,
+                    unit,
+                    &mut results,
+                    f,
+                    comptime!(key.clone()),
+                );
+                #[unroll]
+                for k in 0..2usize {
+                    let e = comptime!(2 * f as usize + k);
+                    scores[e] = results[e] + offset;
+                }
+            }
+        }
+    }
+}
+
+/// A number in -TOP..TOP rounded to 16 bits: its high byte, or its low one.
+#[cube]
+pub fn signed_byte(x: f32, low: bool) -> u32 {
+    let shifted = u32::cast_from(x + 32768.5);
+    let high = ((shifted + 128u32) >> 8u32) ^ 128u32;
+    select(low, shifted, high) & 255u32
+}
+
+/// Rounds the queries to bytes; plane w takes head w.
+#[cube]
+pub fn load_query(
+    memory: &TileMemory,
+    out: &mut QueryMemory,
+    lane: usize,
+    warp: usize,
+    #[comptime] key: PackedSide,
+) {
+    let head_dim = comptime!(key.head_dim);
+    let quads = comptime!(head_dim / 4);
+    let mut values = Array::<f32>::new(4usize);
+    let mut largest = f32::new(0.0);
+    #[unroll]
+    for k in 0..4usize {
+        let mut x = f32::new(0.0);
+        if lane < quads {
+            x = memory.query[warp * head_dim + 4 * lane + k];
+        }
+        values[k] = x;
+        largest = f32::max(largest, x.abs());
+    }
+    let largest = f32::max(plane_max(largest), 1e-30);
+    let ratio = TOP / largest;
+    let mut high = 0u32.runtime();
+    let mut low = 0u32.runtime();
+    #[unroll]
+    for k in 0..4usize {
+        let x = values[k] * ratio;
+        high = high | (signed_byte(x, false) << comptime!(8 * k as u32));
+        low = low | (signed_byte(x, true) << comptime!(8 * k as u32));
+    }
+    if lane < quads {
+        out.bytes[(2 * warp) * quads + lane] = high;
+        out.bytes[(2 * warp + 1) * quads + lane] = low;
+    }
+    if lane == 0 {
+        out.unit[warp] = largest * comptime!(1.0 / TOP);
+    }
+    let quad_sum = values[0] + values[1] + values[2] + values[3];
+    #[unroll]
+    for part in 0..comptime!(key.parts.len()) {
+        let start = comptime!(key.parts[part].start / 4);
+        let end = comptime!(start + key.parts[part].channels / 4);
+        let sum = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
+        if lane == 0 {
+            out.sums[part * 4 + warp] = sum;
+        }
+    }
+}
+
+/// Products of one field (16 tokens) of keys: `out[8 part + 2 f ..]` of the lane's two tokens.
+#[cube]
+fn field_products(
+    loaded: &Array<W4>,
+    bytes: &Array<u32>,
+    unit: f32,
+    out: &mut Array<f32>,
+    #[comptime] f: u32,
+    #[comptime] key: PackedSide,
+) {
+    let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
+    let products = comptime!(key_products(&key));
+    // A field's codes are 4^f times too large.
+    let unit = unit * comptime!(1.0 / (1u32 << (2 * f)) as f32);
+    #[unroll]
+    for part in 0..comptime!(key.parts.len()) {
+        let mut high = Array::<i32>::new(2usize);
+        let mut low = Array::<i32>::new(2usize);
+        #[unroll]
+        for i in 0..2usize {
+            high[i] = 0i32;
+            low[i] = 0i32;
+        }
+        #[unroll]
+        for s in 0..comptime!(products.sums.len()) {
+            if comptime!(products.sums[s].part == part) {
+                let mut sums = Array::<Vector<i32, Const<2>>>::new(2usize);
+                sums[0] = Vector::<i32, Const<2>>::new(0i32);
+                sums[1] = Vector::<i32, Const<2>>::new(0i32);
+                #[unroll]
+                for i in 0..comptime!(products.terms.len()) {
+                    if comptime!(products.terms[i].sum == s) {
+                        multiply(
+                            &def,
+                            loaded[comptime!(products.terms[i].step)],
+                            f,
+                            bytes[comptime!(2 * i)],
+                            bytes[comptime!(2 * i + 1)],
+                            &mut sums,
+                        );
+                    }
+                }
+                let weight = comptime!(1i32 << products.sums[s].shift);
+                #[unroll]
+                for i in 0..2usize {
+                    high[i] += sums[i].extract(0usize) * weight;
+                    low[i] += sums[i].extract(1usize) * weight;
+                }
+            }
+        }
+        #[unroll]
+        for i in 0..2usize {
+            // Two-bit sums fit 32 bits after the shift; sums of more planes may not.
+            let at = comptime!(8 * part + 2 * f as usize + i);
+            if comptime!(key.parts[part].bits == 2) {
+                out[at] = unit * f32::cast_from(high[i] * 256i32 + low[i]);
+            } else {
+                out[at] = unit * (f32::cast_from(high[i]) * 256.0 + f32::cast_from(low[i]));
+            }
+        }
+    }
+}
+
+/// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.
+#[cube]
+pub fn multiply(
+    def: &MmaDefinition<u8, i8, i32>,
+    codes: W4,
+    #[comptime] f: u32,
+    b0: u32,
+    b1: u32,
+    sums: &mut Array<Vector<i32, Const<2>>>,
+) {
+    let mask = comptime!(0x0303_0303u32 << (2 * f));
+    let mut a = Array::<Vector<u8, Const<4>>>::new(4usize);
+    #[unroll]
+    for r in 0..4usize {
+        a[r] = Vector::<u8, Const<4>>::reinterpret(codes.extract(r) & mask);
+    }
+    let mut b = Array::<Vector<i8, Const<4>>>::new(2usize);
+    b[0] = Vector::<i8, Const<4>>::reinterpret(b0);
+    b[1] = Vector::<i8, Const<4>>::reinterpret(b1);
+    def.execute_inplace(&a, &b, sums);
+}
