@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use benches::arguments::{Common, Problems};
 use benches::cache::{self, Filled};
-use benches::methods::{layer_bytes, method_to_read};
+use benches::methods::{layer_bytes, method};
 use benches::results::{AttentionRow, Refused, Results, best};
 use benches::shape::{HEADS, KV_HEADS, Shape};
 use benches::{Error, Result, device, guarded, stream, timing};
@@ -86,14 +86,14 @@ pub fn run(arguments: Arguments) -> Result<()> {
 
 fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result<AttentionRow> {
     let effort = common.effort();
-    let copies = effort.copies(layer_bytes(&method_to_read(name, 1)?, shape));
+    let copies = effort.copies(layer_bytes(&method(name, 1)?, shape));
     let calls = effort.calls(copies);
     let Filled {
         layers,
         bits_per_value,
         layer_bytes,
         ..
-    } = cache::filled(method_to_read(name, copies)?, shape, copies, device)?;
+    } = cache::filled(method(name, copies)?, shape, copies, device)?;
     device::sync(device)?;
 
     let step = |heads| cache::random(shape.batch, heads, 1, device);

@@ -109,13 +109,13 @@ mod tests {
     use burn_oscar::backend::PlanRow;
 
     use super::*;
-    use crate::methods::{DEFAULT, layer_bytes, method_to_read};
+    use crate::methods::{DEFAULT, layer_bytes, method};
 
     #[test]
     fn bytes_are_counted_from_the_cache() {
         let shape = Shape::new(2, 1000);
         for name in DEFAULT.into_iter().chain(["exact"]) {
-            let method = method_to_read(name, 2).unwrap();
+            let method = method(name, 2).unwrap();
             let expected = layer_bytes(&method, shape);
             let filled = filled(method, shape, 2, &Device::flex()).unwrap();
             assert_eq!(filled.layer_bytes, expected, "{name}");

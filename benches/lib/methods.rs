@@ -3,7 +3,7 @@
 use burn_oscar::calibration::{
     Calibration, CalibrationBuilder, LayerCalibration, Matrices, SideCalibration,
 };
-use burn_oscar::method::{Side, TransformKind};
+use burn_oscar::method::Side;
 use burn_oscar::quantizer::{GroupAxis, PageSpec, Role};
 use burn_oscar::rotation::hadamard;
 use burn_oscar::{Method, Result};
@@ -39,24 +39,6 @@ pub fn method(name: &str, layers: usize) -> Result<Method> {
         quantizer.group_size = Some(64);
     }
     Ok(method.with_key_side(key))
-}
-
-/// [`method`] without clipping. What is clipped before it is packed is read at the same speed,
-/// and Burn sorts on the host to find the quantile: filling a long cache would take minutes.
-///
-/// # Errors
-/// As [`Method::preset`].
-pub fn method_to_read(name: &str, layers: usize) -> Result<Method> {
-    let method = method(name, layers)?;
-    let unclipped = |side: &Side| {
-        let mut side = side.clone();
-        if let Some(quantizer) = &mut side.quantizer {
-            quantizer.clip = None;
-        }
-        side
-    };
-    let (key, value) = (unclipped(method.key_side()), unclipped(method.value_side()));
-    Ok(method.with_key_side(key).with_value_side(value))
 }
 
 /// An artifact whose transforms are Hadamard matrices, wherever the method has calibrated ones.
@@ -100,11 +82,6 @@ pub fn layer_bytes(method: &Method, shape: Shape) -> usize {
     shape.batch * (pages * page_bytes(method) + exact * 4 * KV_HEADS * HEAD_DIM)
 }
 
-/// Whether a side's transform comes from an artifact.
-pub fn is_calibrated(side: &Side) -> bool {
-    side.transform == TransformKind::Calibrated
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,27 +93,6 @@ mod tests {
             assert_eq!(method.name(), *name);
             assert_eq!((method.sink(), method.recent()), (64, 256));
         }
-        assert!(
-            method("oscar", 1)
-                .unwrap()
-                .key_side()
-                .quantizer
-                .as_ref()
-                .unwrap()
-                .clip
-                .is_some()
-        );
-        let unclipped = method_to_read("oscar", 1).unwrap();
-        assert!(
-            unclipped
-                .key_side()
-                .quantizer
-                .as_ref()
-                .unwrap()
-                .clip
-                .is_none()
-        );
-        assert!(is_calibrated(unclipped.key_side()));
     }
 
     #[test]
