@@ -2,3 +2,5 @@
 
 pub mod fallback;
 pub mod pack;
+
+pub use fallback::fallback_once;

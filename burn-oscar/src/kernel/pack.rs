@@ -17,7 +17,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::*;
 
-use super::fallback::fallback_once;
+use super::fallback_once;
 use crate::backend::portable::{self, Ints, Real};
 use crate::backend::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
 use recipe::Recipe;

@@ -204,3 +204,62 @@ impl Recipe {
         self.rounding == Rounding::MidRise
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::method::Method;
+    use crate::quantizer::Segment;
+
+    fn specs(method: &Method, head_dim: usize) -> Vec<PageSpec> {
+        [
+            (method.key_side(), Role::Key),
+            (method.value_side(), Role::Value),
+        ]
+        .into_iter()
+        .filter_map(|(side, role)| {
+            let quantizer = side.quantizer.as_ref()?;
+            Some(PageSpec::new(
+                quantizer,
+                role,
+                head_dim,
+                method.page_tokens(),
+            ))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn every_preset_has_kernels() {
+        for name in Method::PRESETS
+            .iter()
+            .filter(|name| !Method::needs_calibration(name))
+        {
+            for bits in [2, 4, 8] {
+                let method = Method::preset(name).unwrap().with_bits(bits).unwrap();
+                for head_dim in [16, 64, 80, 96, 128, 192, 256] {
+                    for spec in specs(&method, head_dim) {
+                        for lanes in [1, 8] {
+                            let recipe = Recipe::new(&spec, DType::BF16, lanes).unwrap();
+                            assert!(recipe.shared_bytes() <= 48 << 10, "{name} {head_dim}");
+                            let stored: usize = recipe.planes.iter().map(|p| p.quads).sum();
+                            assert!(stored * 4 <= spec.virtual_channels);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_covered_says_so() {
+        let mut spec = specs(&Method::hadamard_centred(), 64).remove(0);
+        let quantizer = &mut spec.quantizer;
+        quantizer.bits = ChannelBits::Segments(Cow::Owned(vec![Segment::new(16, 3)]));
+        let spec = PageSpec::new(&spec.quantizer, spec.role, 64, spec.page_tokens);
+        let reason = Recipe::new(&spec, DType::F32, 1).unwrap_err();
+        assert!(reason.contains("odd number of bits"), "{reason}");
+    }
+}
