@@ -172,7 +172,7 @@ fn quads(x: CubeTensor) -> CubeTensor {
     let strides = x.meta.strides();
     let shape = x.meta.shape();
     let last = shape.num_dims() - 1;
-    let aligned = (0..last).all(|dim| shape[dim] == 1 || strides[dim] % 4 == 0)
+    let aligned = (0..last).all(|dim| shape[dim] == 1 || strides[dim].is_multiple_of(4))
         && strides[last] == 1
         && (x.handle.offset_start.unwrap_or(0) as usize).is_multiple_of(4 * x.dtype.size());
     if aligned { x } else { into_contiguous(x) }

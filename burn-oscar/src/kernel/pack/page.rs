@@ -26,6 +26,10 @@ pub type Pair = Vector<f16, Const<2>>;
 /// tokens of slot `ids[count + n]` of an exact tier from `start` on.
 ///
 /// Cubes: pages, KV heads, shares of the chunks of a page.
+#[allow(
+    clippy::collapsible_if,
+    reason = "one is decided when the kernel is compiled"
+)]
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn pack_pages<F: Float, I: Int>(
     x: &Tensor<Vector<F, Const<4>>>,

@@ -74,7 +74,8 @@ impl Recipe {
         if spec.planes.iter().any(|plane| plane.width != 2) {
             return fail("codes with an odd number of bits");
         }
-        if spec.head_dim % 4 != 0 || spec.planes.iter().any(|p| (p.start | p.channels) % 4 != 0) {
+        let odd = |count: usize| !count.is_multiple_of(4);
+        if odd(spec.head_dim) || spec.planes.iter().any(|p| odd(p.start | p.channels)) {
             return fail("channels that are no multiple of 4");
         }
         if quantizer.token_norm && quantizer.page_mean {
@@ -98,7 +99,7 @@ impl Recipe {
                 bits: u32::from(*bits),
             }],
             (ChannelBits::Uniform(bits), _, GroupAxis::Token) => {
-                if channel_group % 4 != 0 {
+                if odd(channel_group) {
                     return fail("groups of channels that are no multiple of 4");
                 }
                 (0..spec.head_dim / 4)
@@ -158,7 +159,7 @@ impl Recipe {
 
     /// Whether every unit of a token has work in all its registers of these quads.
     pub fn even(&self, group: Group) -> bool {
-        group.first % self.lanes == 0 && group.end % self.lanes == 0
+        group.first.is_multiple_of(self.lanes) && group.end.is_multiple_of(self.lanes)
     }
 
     /// Chunks of a page.
