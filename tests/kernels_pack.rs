@@ -1,4 +1,5 @@
-//! The kernels that quantise and pack pages, on CubeCL's CPU runtime, against the portable bodies.
+//! The kernels that quantise and pack pages against the portable bodies: on CubeCL's CPU runtime, or
+//! on the device that `BURN_DEVICE` names.
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -43,6 +44,14 @@ fn methods() -> Vec<(String, Method)> {
     }
     methods.push(("exact values".into(), Method::exact().with_key_side(side)));
     methods
+}
+
+/// The device of the kernels: CubeCL's CPU runtime, or what `BURN_DEVICE` names.
+fn kernels() -> Device {
+    match std::env::var_os("BURN_DEVICE") {
+        Some(_) => Device::default(),
+        None => Device::cpu(),
+    }
 }
 
 /// Numbers that look random, bell-shaped, with outliers.
@@ -188,7 +197,7 @@ fn check(name: &str, method: &Method, numbers: &[Vec<f32>; 2], shape: [usize; 4]
         let x = [key, value].map(|side| floats::<4>(side.into_dispatch()));
         (stored, read, x)
     };
-    let (found, found_read, x) = run(&Device::cpu());
+    let (found, found_read, x) = run(&kernels());
     let (expected, expected_read, _) = run(&Device::flex());
     let sides = [
         ("key", method.key_side(), found.key, expected.key),
@@ -257,9 +266,12 @@ fn real_activations_pack_alike() {
     }
 }
 
+/// A name and the numbers by (token, channel).
+type Kind = (&'static str, fn(usize, usize) -> f32);
+
 #[test]
 fn degenerate_groups_pack_alike() {
-    let kinds: [(&str, fn(usize, usize) -> f32); 7] = [
+    let kinds: [Kind; 7] = [
         ("zero", |_, _| 0.0),
         ("constant", |_, _| 0.75),
         ("constant per channel", |_, c| c as f32 * 0.125 - 4.0),
@@ -324,12 +336,39 @@ fn demoted_tokens_are_those_of_the_portable_body() {
             let tiers = [stored.key_tier, stored.value_tier].map(floats::<4>);
             (held(stored.key), held(stored.value), tiers)
         };
-        let found = run(&Device::cpu());
+        let found = run(&kernels());
         let expected = run(&Device::flex());
         assert_eq!(found.2, expected.2, "{name}: tiers");
         compare(&name, method.key_side(), found.0, expected.0);
         compare(&name, method.value_side(), found.1, expected.1);
     }
+}
+
+/// A pool that somebody else holds is copied, not overwritten; and no order of the input's
+/// dimensions matters.
+#[test]
+fn held_pools_stay_and_strides_do_not_matter() {
+    let (heads, head_dim, method) = (2, 64, Method::oscar_scaled());
+    let tokens = method.page_tokens();
+    let device = kernels();
+    let [numbers, _] = random([1, heads, head_dim, tokens], 9);
+    let data = TensorData::new(numbers, [1, heads, head_dim, tokens]);
+    // Channels are not next to each other.
+    let x = Tensor::<4>::from_data(data, &device).swap_dims(2, 3);
+    let plain = Tensor::<4>::from_data(x.clone().into_data(), &device);
+    let page = Tensor::<1, Int>::from_data(TensorData::from([2i32]), &device);
+    let empty = || layer(&method, heads, head_dim, DType::F32, &device);
+
+    let before = empty();
+    let strided = write_pages(before.clone(), x.clone(), x, page.clone());
+    let packed = write_pages(empty(), plain.clone(), plain, page);
+    assert_ne!(
+        held(strided.key.clone()).words,
+        held(before.key.clone()).words
+    );
+    assert_eq!(held(strided.key).words, held(packed.key).words);
+    assert_eq!(held(strided.value).words, held(packed.value).words);
+    assert!(held(before.key).words.iter().all(|word| *word == u32::MAX));
 }
 
 /// What the kernels do not cover falls back to the portable body and is right all the same.

@@ -3,3 +3,5 @@
 pub mod dense;
 pub mod fixtures;
 pub mod golden;
+#[cfg(feature = "cpu")]
+pub mod recipes;

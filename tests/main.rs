@@ -6,6 +6,8 @@ mod calibrated;
 mod degenerate;
 mod errors;
 #[cfg(feature = "cpu")]
+mod kernels_attend;
+#[cfg(feature = "cpu")]
 mod kernels_pack;
 mod logits;
 mod memory;

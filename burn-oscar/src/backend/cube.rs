@@ -34,7 +34,7 @@ impl KvCacheOps for CubeBackend {
         match kernel::launch::attend(query, key, value, layer, plan) {
             Ok(out) => out,
             Err((reason, query, key, value, layer, plan)) => {
-                kernel::fallback::fallback_once(&format!("attention of {reason}"));
+                kernel::fallback_once(&format!("attention of {reason}"));
                 portable::attend::<Self>(query, key, value, layer, plan)
             }
         }

@@ -17,6 +17,8 @@ pub mod steps;
 pub mod tile;
 pub mod warp;
 
+pub use fallback::fallback_once;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static FUSED: AtomicU64 = AtomicU64::new(0);

@@ -17,7 +17,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::*;
 
-use super::fallback::fallback_once;
+use super::fallback_once;
 use crate::backend::portable::{self, Ints, Real};
 use crate::backend::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
 use recipe::Recipe;
@@ -172,7 +172,7 @@ fn quads(x: CubeTensor) -> CubeTensor {
     let strides = x.meta.strides();
     let shape = x.meta.shape();
     let last = shape.num_dims() - 1;
-    let aligned = (0..last).all(|dim| shape[dim] == 1 || strides[dim] % 4 == 0)
+    let aligned = (0..last).all(|dim| shape[dim] == 1 || strides[dim].is_multiple_of(4))
         && strides[last] == 1
         && (x.handle.offset_start.unwrap_or(0) as usize).is_multiple_of(4 * x.dtype.size());
     if aligned { x } else { into_contiguous(x) }

@@ -23,7 +23,7 @@ pub fn load<F: Float>(
         y -= mean[quad];
     }
     if comptime!(recipe.token_norm) {
-        y = y / Quad::new(norm);
+        y /= Quad::new(norm);
     }
     y
 }

@@ -26,6 +26,10 @@ pub type Pair = Vector<f16, Const<2>>;
 /// tokens of slot `ids[count + n]` of an exact tier from `start` on.
 ///
 /// Cubes: pages, KV heads, shares of the chunks of a page.
+#[allow(
+    clippy::collapsible_if,
+    reason = "one is decided when the kernel is compiled"
+)]
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn pack_pages<F: Float, I: Int>(
     x: &Tensor<Vector<F, Const<4>>>,
@@ -119,32 +123,26 @@ pub fn pack_pages<F: Float, I: Int>(
                 r,
             );
         } else {
-            let unroll = comptime!(lanes > 1);
+            // As many rounds for all units, so that shuffles meet: lanes share tokens out evenly.
             let lane = UNIT_POS as usize % lanes;
-            let mut slot = UNIT_POS as usize / lanes;
-            while slot < 64 {
-                let token = slot % 8 * 8 + slot / 8;
-                let divisor = norm_of(&norm, token, recipe.clone());
-                let mut y = Array::<Quad>::new(comptime!(recipe.share()));
-                #[unroll(unroll)]
-                for j in 0..comptime!(recipe.share()) {
-                    let quad = j * lanes + lane;
-                    y[j] = Quad::new(0.0f32);
-                    if comptime!(quads % lanes == 0) || quad < quads {
-                        let at = base + token * step + quad;
-                        y[j] = load::<F>(x, at, &mean, quad, divisor, recipe.clone());
-                    }
+            let groups = CUBE_DIM as usize / lanes;
+            for round in 0..(63 + groups) / groups {
+                let slot = round * groups + UNIT_POS as usize / lanes;
+                if comptime!(lanes > 1) || slot < 64 {
+                    let r = comptime!(recipe.clone());
+                    pack_token::<F>(
+                        x,
+                        base,
+                        step,
+                        slot,
+                        lane,
+                        &norm,
+                        &mean,
+                        &mut tile,
+                        &mut parameters,
+                        r,
+                    );
                 }
-                if comptime!(recipe.clip.is_some()) {
-                    clip_token(&mut y, lane, recipe.clone());
-                }
-                let r = comptime!(recipe.clone());
-                if comptime!(recipe.midrise()) {
-                    midrise_token(&y, lane, token, slot, &mut tile, &mut parameters, r);
-                } else {
-                    affine_token(&y, lane, token, slot, &mut tile, &mut parameters, r);
-                }
-                slot += CUBE_DIM as usize / lanes;
             }
         }
         sync_cube();
@@ -180,6 +178,51 @@ pub fn pack_pages<F: Float, I: Int>(
     }
 }
 
+/// Reads and codes the token of a slot.
+#[cube]
+fn pack_token<F: Float>(
+    x: &Tensor<Vector<F, Const<4>>>,
+    base: usize,
+    step: usize,
+    slot: usize,
+    lane: usize,
+    norms: &Shared<[f32]>,
+    mean: &Shared<[Quad]>,
+    tile: &mut Shared<[u32]>,
+    parameters: &mut Shared<[u32]>,
+    #[comptime] recipe: Recipe,
+) {
+    let lanes = comptime!(recipe.lanes);
+    let quads = comptime!(recipe.quads);
+    let token = slot % 8 * 8 + slot / 8;
+    let divisor = norm_of(norms, token, recipe.clone());
+    let mut y = Array::<Quad>::new(comptime!(recipe.share()));
+    #[unroll(comptime!(lanes > 1))]
+    for j in 0..comptime!(recipe.share()) {
+        let quad = j * lanes + lane;
+        y[j] = Quad::new(0.0f32);
+        if comptime!(quads % lanes == 0) || quad < quads {
+            y[j] = load::<F>(
+                x,
+                base + token * step + quad,
+                mean,
+                quad,
+                divisor,
+                recipe.clone(),
+            );
+        }
+    }
+    if comptime!(recipe.clip.is_some()) {
+        clip_token(&mut y, lane, recipe.clone());
+    }
+    let r = comptime!(recipe.clone());
+    if comptime!(recipe.midrise()) {
+        midrise_token(&y, lane, token, slot, tile, parameters, r);
+    } else {
+        affine_token(&y, lane, token, slot, tile, parameters, r);
+    }
+}
+
 /// Norms of tokens over all KV heads into the pool's `norms`; the arguments are those of
 /// [`pack_pages`]. Cubes: pages, chunks.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -205,27 +248,29 @@ pub fn token_norms<F: Float, I: Int>(
     }
     let lanes = comptime!(recipe.lanes);
     let lane = UNIT_POS as usize % lanes;
-    let mut slot = UNIT_POS as usize / lanes;
-    while slot < 64 {
-        let token = CUBE_POS_Y as usize * 64 + slot;
-        let row = source * x.stride(0) + (start + token) * x.stride(2);
-        let mut sum = Quad::new(0.0f32);
-        for head in 0..x.shape(1) {
-            let base = (row + head * x.stride(1)) / 4;
-            let mut quad = lane;
-            while quad < comptime!(recipe.quads) {
-                let y = Quad::cast_from(x[base + quad]);
-                sum += y * y;
-                quad += lanes;
+    let groups = CUBE_DIM as usize / lanes;
+    for round in 0..(63 + groups) / groups {
+        let inside = round * groups + UNIT_POS as usize / lanes;
+        if comptime!(lanes > 1) || inside < 64 {
+            let token = CUBE_POS_Y as usize * 64 + inside;
+            let row = source * x.stride(0) + (start + token) * x.stride(2);
+            let mut sum = Quad::new(0.0f32);
+            for head in 0..x.shape(1) {
+                let base = (row + head * x.stride(1)) / 4;
+                let mut quad = lane;
+                while quad < comptime!(recipe.quads) {
+                    let y = Quad::cast_from(x[base + quad]);
+                    sum += y * y;
+                    quad += lanes;
+                }
+            }
+            let norm = through_f16(sum_lanes(sum_quad(sum), lanes).sqrt());
+            if lane == 0 {
+                let norm = select(norm > 0.0f32, norm, 1.0f32);
+                let at = page * norms.stride(0) + token;
+                norms[at] = f16::cast_from(norm);
             }
         }
-        let norm = through_f16(sum_lanes(sum_quad(sum), lanes).sqrt());
-        if lane == 0 {
-            let norm = select(norm > 0.0f32, norm, 1.0f32);
-            let at = page * norms.stride(0) + token;
-            norms[at] = f16::cast_from(norm);
-        }
-        slot += CUBE_DIM as usize / lanes;
     }
 }
 

@@ -74,7 +74,8 @@ impl Recipe {
         if spec.planes.iter().any(|plane| plane.width != 2) {
             return fail("codes with an odd number of bits");
         }
-        if spec.head_dim % 4 != 0 || spec.planes.iter().any(|p| (p.start | p.channels) % 4 != 0) {
+        let odd = |count: usize| !count.is_multiple_of(4);
+        if odd(spec.head_dim) || spec.planes.iter().any(|p| odd(p.start | p.channels)) {
             return fail("channels that are no multiple of 4");
         }
         if quantizer.token_norm && quantizer.page_mean {
@@ -98,7 +99,7 @@ impl Recipe {
                 bits: u32::from(*bits),
             }],
             (ChannelBits::Uniform(bits), _, GroupAxis::Token) => {
-                if channel_group % 4 != 0 {
+                if odd(channel_group) {
                     return fail("groups of channels that are no multiple of 4");
                 }
                 (0..spec.head_dim / 4)
@@ -158,7 +159,7 @@ impl Recipe {
 
     /// Whether every unit of a token has work in all its registers of these quads.
     pub fn even(&self, group: Group) -> bool {
-        group.first % self.lanes == 0 && group.end % self.lanes == 0
+        group.first.is_multiple_of(self.lanes) && group.end.is_multiple_of(self.lanes)
     }
 
     /// Chunks of a page.
@@ -202,5 +203,64 @@ impl Recipe {
     /// Whether mid-rise codes are used: 8-bit scales in place of pairs.
     pub fn midrise(&self) -> bool {
         self.rounding == Rounding::MidRise
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::method::Method;
+    use crate::quantizer::Segment;
+
+    fn specs(method: &Method, head_dim: usize) -> Vec<PageSpec> {
+        [
+            (method.key_side(), Role::Key),
+            (method.value_side(), Role::Value),
+        ]
+        .into_iter()
+        .filter_map(|(side, role)| {
+            let quantizer = side.quantizer.as_ref()?;
+            Some(PageSpec::new(
+                quantizer,
+                role,
+                head_dim,
+                method.page_tokens(),
+            ))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn every_preset_has_kernels() {
+        for name in Method::PRESETS
+            .iter()
+            .filter(|name| !Method::needs_calibration(name))
+        {
+            for bits in [2, 4, 8] {
+                let method = Method::preset(name).unwrap().with_bits(bits).unwrap();
+                for head_dim in [16, 64, 80, 96, 128, 192, 256] {
+                    for spec in specs(&method, head_dim) {
+                        for lanes in [1, 8] {
+                            let recipe = Recipe::new(&spec, DType::BF16, lanes).unwrap();
+                            assert!(recipe.shared_bytes() <= 48 << 10, "{name} {head_dim}");
+                            let stored: usize = recipe.planes.iter().map(|p| p.quads).sum();
+                            assert!(stored * 4 <= spec.virtual_channels);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_covered_says_so() {
+        let mut spec = specs(&Method::hadamard_centred(), 64).remove(0);
+        let quantizer = &mut spec.quantizer;
+        quantizer.bits = ChannelBits::Segments(Cow::Owned(vec![Segment::new(16, 3)]));
+        let spec = PageSpec::new(&spec.quantizer, spec.role, 64, spec.page_tokens);
+        let reason = Recipe::new(&spec, DType::F32, 1).unwrap_err();
+        assert!(reason.contains("odd number of bits"), "{reason}");
     }
 }

@@ -28,7 +28,7 @@ pub fn clip_token(y: &mut Array<Quad>, lane: usize, #[comptime] recipe: Recipe) 
     let unroll = comptime!(lanes > 1);
     let place = comptime!(recipe.clip.unwrap_or(0) as u32);
     let zero_bits = comptime!(recipe.zero_bits);
-    let whole = comptime!(recipe.quads % lanes == 0);
+    let whole = comptime!(recipe.quads.is_multiple_of(lanes));
     let mut low = 0u32;
     let mut high = comptime!(0x7f80_0000u32 >> zero_bits).runtime();
     for _ in 0..comptime!(31 - zero_bits) {
@@ -113,6 +113,10 @@ pub fn affine_token(
 }
 
 /// Mid-rise codes of one token, segment by segment; see the portable body for the search.
+#[allow(
+    clippy::needless_range_loop,
+    reason = "the loop is unrolled by its counter"
+)]
 #[cube]
 pub fn midrise_token(
     y: &Array<Quad>,

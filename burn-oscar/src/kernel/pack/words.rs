@@ -74,7 +74,7 @@ fn key_word(tile: &Shared<[u32]>, i: usize, #[comptime] recipe: Recipe) -> u32 {
     #[unroll]
     for f in 0..4usize {
         let token = r % 2 * 8 + row + comptime!(16 * f);
-        word = word | (fields(tile, token, &from, recipe.clone()) << comptime!(2 * f as u32));
+        word |= fields(tile, token, &from, recipe.clone()) << comptime!(2 * f as u32);
     }
     word
 }
@@ -110,7 +110,7 @@ fn value_words(
         #[unroll]
         for b in 0..4usize {
             let four = fields(tile, token + step + comptime!(8 * b), &from, recipe.clone());
-            bytes[b] = bytes[b] | (four << comptime!(2 * f as u32));
+            bytes[b] |= four << comptime!(2 * f as u32);
         }
     }
     #[unroll]
@@ -119,7 +119,7 @@ fn value_words(
         #[unroll]
         for b in 0..4usize {
             let byte = (bytes[b] >> comptime!(8 * c as u32)) & 255u32;
-            word = word | (byte << comptime!(8 * b as u32));
+            word |= byte << comptime!(8 * b as u32);
         }
         words[base + lead * 128 + (half * 4 + c) * 16 + lane * 4 + r] = word;
     }
