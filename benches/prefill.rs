@@ -85,7 +85,7 @@ fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result
     let [key, value] = [(); 2].map(|()| cache::random(pages, KV_HEADS, page_tokens, device));
     let ids = Tensor::<1, Int>::arange(0..pages as i64, device);
     device::sync(device)?;
-    let time = timing::direct(device, common.effort(), || {
+    let time = timing::direct(device, common.effort(), 1, |_| {
         let taken = layer.take();
         layer = taken.map(|layer| write_pages(layer, key.clone(), value.clone(), ids.clone()));
     })?;

@@ -29,7 +29,7 @@ pub fn measure(device: &Device, effort: Effort) -> Result<Option<StreamRow>> {
     };
     let bytes = if effort.quick { QUICK_BYTES } else { BYTES };
     let memory = kernel::Memory::random(cube.client(), bytes);
-    let time = direct(device, effort, || memory.read())?;
+    let time = direct(device, effort, 1, |_| memory.read())?;
     drop(memory);
     device.memory_cleanup();
     Ok(Some(StreamRow {

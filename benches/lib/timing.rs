@@ -108,12 +108,19 @@ pub fn captured<T>(
     })
 }
 
-/// Times calls made one by one.
+/// Times calls launched one by one, `calls` different ones in turn: for what a graph does not hold.
 ///
 /// # Errors
 /// [`Error::Device`] where something launched has failed.
-pub fn direct(device: &Device, effort: Effort, mut call: impl FnMut()) -> Result<Spread> {
-    samples(device, effort, 1, &mut call)
+pub fn direct(
+    device: &Device,
+    effort: Effort,
+    calls: usize,
+    mut call: impl FnMut(usize),
+) -> Result<Spread> {
+    samples(device, effort, calls, &mut || {
+        (0..calls).for_each(&mut call)
+    })
 }
 
 /// Samples of enough runs of `run`, which makes `calls` calls.
