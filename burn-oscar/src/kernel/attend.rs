@@ -96,12 +96,12 @@ pub fn exact_place(
 
 /// The tiles of an item of exact tokens.
 #[cube]
-pub fn exact_tiles<F: Float>(
+pub fn exact_tiles<F: Float, N: Size>(
     memory: &mut TileMemory,
-    own_key: &[F],
-    own_value: &[F],
-    key_tier: &[F],
-    value_tier: &[F],
+    own_key: &[Vector<F, N>],
+    own_value: &[Vector<F, N>],
+    key_tier: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
     item: &Item,
     at: &ExactPlace,
     #[comptime] shape: Shape,
@@ -110,7 +110,7 @@ pub fn exact_tiles<F: Float>(
     while done < item.count {
         let rest = item.count - done;
         let count = select(rest < comptime!(TILE), rest, comptime!(TILE).runtime());
-        exact_tile::<F>(
+        exact_tile::<F, N>(
             memory,
             own_key,
             own_value,
@@ -175,6 +175,7 @@ pub fn finish<F: Float>(
                 heads.held,
                 comptime!(shape.heads),
                 comptime!(shape.head_dim),
+                comptime!(shape.planes),
             );
         }
     }
@@ -208,6 +209,7 @@ pub fn merge_rows<F: Float>(
         heads.held,
         comptime!(shape.heads),
         comptime!(shape.head_dim),
+        comptime!(shape.planes),
     );
 }
 
@@ -259,12 +261,12 @@ fn page_number<F: Float>(
 
 /// The portable decode kernel; grid: work items x groups of query heads.
 #[cube(launch_unchecked)]
-pub fn attend<F: Float>(
+pub fn attend<F: Float, N: Size>(
     query: &[F],
-    own_key: &[F],
-    own_value: &[F],
-    key_tier: &[F],
-    value_tier: &[F],
+    own_key: &[Vector<F, N>],
+    own_value: &[Vector<F, N>],
+    key_tier: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
     key_exact: &[F],
     key_words: &[u32],
     key_pairs: &[u32],
@@ -294,7 +296,7 @@ pub fn attend<F: Float>(
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
     let count = comptime!(shape.heads);
-    let mut memory = TileMemory::new(count, head_dim);
+    let mut memory = TileMemory::new(count, head_dim, comptime!(shape.planes));
     start::<F>(
         &mut memory,
         query,
@@ -308,7 +310,7 @@ pub fn attend<F: Float>(
 
     if item.exact {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        exact_tiles::<F>(
+        exact_tiles::<F, N>(
             &mut memory,
             own_key,
             own_value,

@@ -1,15 +1,13 @@
-//! A lane's share of a chunk of 64 tokens in registers: codes and parameters of both sides.
+//! A lane's share of a chunk of 64 tokens in registers: codes and parameters of one side.
 //!
 //! ```text
-//! keys        one 16-byte load per step of 32 virtual channels
-//! values      two per block of 64
+//! codes       one 16-byte load per 32 virtual channels
 //! parameters  of the lane's row of tokens (t % 8 = lane / 4, eight of them): pairs of each part,
-//!             or the bytes of each part; per-channel pairs are read where they are used
+//!             or the bytes of each part; of per-channel keys, the lane's quads of channels
 //! ```
 
 use cubecl::prelude::*;
 
-use super::field::half_at;
 use super::spec::{PackedSide, Parameters};
 
 pub type W4 = Vector<u32, Const<4>>;
@@ -24,85 +22,29 @@ pub fn parameter_loads(side: &PackedSide) -> usize {
     match side.parameters {
         Parameters::TokenPairs => 2 * side.parts.len(),
         Parameters::Scales => side.parts.len(),
-        Parameters::ChannelPairs { .. } => 0,
+        // Quads of channels, of each group of tokens.
+        Parameters::ChannelPairs { tokens } => 64 / tokens * side.head_dim / 16,
     }
 }
 
-/// All loads of a lane: codes and parameters of keys, then of values.
-pub fn loads(key: &PackedSide, value: &PackedSide) -> usize {
-    code_loads(key) + code_loads(value) + parameter_loads(key) + parameter_loads(value)
+/// All loads of a lane for a side.
+pub fn loads(side: &PackedSide) -> usize {
+    code_loads(side) + parameter_loads(side)
 }
 
-/// First load of the keys' parameters.
-pub fn key_parameters_at(key: &PackedSide) -> usize {
-    code_loads(key)
-}
-
-/// First load of the values' codes.
-pub fn value_codes_at(key: &PackedSide) -> usize {
-    code_loads(key) + parameter_loads(key)
-}
-
-/// First load of the values' parameters.
-pub fn value_parameters_at(key: &PackedSide, value: &PackedSide) -> usize {
-    value_codes_at(key) + code_loads(value)
-}
-
-/// Loads a chunk; `row` is page times KV heads plus KV head.
+/// Loads a lane's share of a chunk of one side; `row` is page times KV heads plus KV head.
 #[cube]
 pub fn load(
-    key_words: &[W4],
-    key_pairs: &[W4],
-    value_words: &[W4],
-    value_pairs: &[W4],
+    words: &[W4],
+    pairs: &[W4],
     row: usize,
     chunk: usize,
     lane: usize,
     out: &mut Array<W4>,
-    #[comptime] key: PackedSide,
-    #[comptime] value: PackedSide,
+    #[comptime] side: PackedSide,
 ) {
-    load_codes(
-        key_words,
-        row,
-        chunk,
-        lane,
-        out,
-        0usize,
-        comptime!(key.clone()),
-    );
-    let first = comptime!(value_codes_at(&key));
-    load_codes(
-        value_words,
-        row,
-        chunk,
-        lane,
-        out,
-        first,
-        comptime!(value.clone()),
-    );
-    let first = comptime!(key_parameters_at(&key));
-    load_parameters(
-        key_words,
-        key_pairs,
-        row,
-        chunk,
-        lane,
-        out,
-        first,
-        comptime!(key.clone()),
-    );
-    let first = comptime!(value_parameters_at(&key, &value));
-    load_parameters(
-        value_words,
-        value_pairs,
-        row,
-        chunk,
-        lane,
-        out,
-        first,
-        comptime!(value.clone()),
-    );
+    load_codes(words, row, chunk, lane, out, comptime!(side.clone()));
+    load_parameters(words, pairs, row, chunk, lane, out, comptime!(side.clone()));
 }
 
 #[cube]
@@ -112,14 +54,13 @@ fn load_codes(
     chunk: usize,
     lane: usize,
     out: &mut Array<W4>,
-    #[comptime] first: usize,
     #[comptime] side: PackedSide,
 ) {
     let base =
         row * comptime!(side.row_words() / 4) + chunk * comptime!(side.chunk_words() / 4) + lane;
     #[unroll]
     for i in 0..comptime!(code_loads(&side)) {
-        out[first + i] = words[base + i * 32];
+        out[i] = words[base + i * 32];
     }
 }
 
@@ -131,51 +72,43 @@ fn load_parameters(
     chunk: usize,
     lane: usize,
     out: &mut Array<W4>,
-    #[comptime] first: usize,
     #[comptime] side: PackedSide,
 ) {
-    let g = lane / 4;
-    if comptime!(side.parameters == Parameters::TokenPairs) {
-        let count = comptime!(2 * side.parts.len());
-        let base = row * comptime!(side.row_pairs() / 4) + (chunk * 8 + g) * count;
+    let first = comptime!(code_loads(&side));
+    let count = comptime!(parameter_loads(&side));
+    if comptime!(side.parameters == Parameters::Scales) {
+        let scales = comptime!(side.chunks() * side.chunk_words() / 4);
+        let base = row * comptime!(side.row_words() / 4) + scales + chunk * 4 + lane / 8;
+        #[unroll]
+        for i in 0..count {
+            out[first + i] = words[base + i * comptime!(side.page_tokens / 16)];
+        }
+    } else if comptime!(side.parameters == Parameters::TokenPairs) {
+        let base = row * comptime!(side.row_pairs() / 4) + (chunk * 8 + lane / 4) * count;
         #[unroll]
         for i in 0..count {
             out[first + i] = pairs[base + i];
         }
-    } else if comptime!(side.parameters == Parameters::Scales) {
-        let scales = comptime!(side.chunks() * side.chunk_words() / 4);
-        let base = row * comptime!(side.row_words() / 4) + scales + chunk * 4 + g / 2;
+    } else {
+        let base = row * comptime!(side.row_pairs() / 4) + chunk * (4 * count) + lane % 4;
         #[unroll]
-        for i in 0..comptime!(side.parts.len()) {
-            out[first + i] = words[base + i * comptime!(side.page_tokens / 16)];
+        for i in 0..count {
+            out[first + i] = pairs[base + 4 * i];
         }
     }
 }
 
-/// Clears the pairs of tokens from `limit` on, which may be anything, before they become floats.
+/// Clears a side's pairs of tokens from `limit` on, which may be anything, before they become
+/// floats.
 #[cube]
 pub fn mask_parameters(
     loaded: &mut Array<W4>,
     limit: i32,
     lane: usize,
-    #[comptime] key: PackedSide,
-    #[comptime] value: PackedSide,
-) {
-    let first = comptime!(key_parameters_at(&key));
-    mask_side(loaded, limit, lane, first, comptime!(key.clone()));
-    let first = comptime!(value_parameters_at(&key, &value));
-    mask_side(loaded, limit, lane, first, comptime!(value.clone()));
-}
-
-#[cube]
-fn mask_side(
-    loaded: &mut Array<W4>,
-    limit: i32,
-    lane: usize,
-    #[comptime] first: usize,
     #[comptime] side: PackedSide,
 ) {
     if comptime!(side.parameters == Parameters::TokenPairs) {
+        let first = comptime!(code_loads(&side));
         let parts = comptime!(side.parts.len());
         #[unroll]
         for e in 0..8usize {
@@ -209,11 +142,10 @@ pub fn pair(
     loaded: &Array<W4>,
     #[comptime] e: usize,
     #[comptime] part: usize,
-    #[comptime] first: usize,
     #[comptime] side: PackedSide,
 ) -> (f32, f32) {
     let flat = comptime!(e * side.parts.len() + part);
-    half2(loaded[comptime!(first + flat / 4)].extract(comptime!(flat % 4)))
+    half2(loaded[comptime!(code_loads(&side) + flat / 4)].extract(comptime!(flat % 4)))
 }
 
 /// What [`scales`] leaves out: its results are this much smaller than the stored scales.
@@ -226,9 +158,9 @@ pub fn scales(
     lane: usize,
     out: &mut Array<f32>,
     #[comptime] part: usize,
-    #[comptime] first: usize,
+    #[comptime] side: PackedSide,
 ) {
-    let four = loaded[comptime!(first + part)];
+    let four = loaded[comptime!(code_loads(&side) + part)];
     let odd = (lane / 4) % 2 == 1;
     #[unroll]
     for i in 0..2usize {
@@ -243,16 +175,19 @@ pub fn scales(
     }
 }
 
-/// Multiplies the scores with the norms of the lane's tokens.
+/// Multiplies the scores with the norms of the lane's tokens, of which those from `limit` on may
+/// be anything.
 #[cube]
 pub fn apply_norms(norms: &[u32], first: usize, limit: i32, lane: usize, scores: &mut Array<f32>) {
+    let odd = (lane / 4) % 2 == 1;
     #[unroll]
     for e in 0..8usize {
         let token = 8 * e + lane / 4;
-        let mut norm = f32::new(0.0);
-        if (token as i32) < limit {
-            norm = half_at(norms, first + token);
+        let mut word = norms[(first + token) / 2];
+        if limit < 64 {
+            word = select((token as i32) < limit, word, 0u32);
         }
-        scores[e] *= norm;
+        let (a, b) = half2(word);
+        scores[e] *= select(odd, b, a);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A cube is one work item of the plan and four query heads of one KV head. An item of history is
 //! cut into one run of chunks per plane (warp); a plane loads a chunk of 64 tokens, about 4.5 KB,
-//! in 16-byte pieces while it works on the one before, and no code ever becomes a float:
+//! in 16-byte pieces half a chunk ahead, and no code ever becomes a float:
 //!
 //! - `q.k = scale (q.code) + offset sum(q)`: the query, rounded once to 16 bits and split into a
 //!   high and a low byte, is the signed operand of `mma.m16n8k32`; head h owns the columns 2h and
@@ -26,22 +26,19 @@ use super::merge::F4;
 use super::query::{QueryMemory, load_query};
 use super::spec::Parameters;
 use super::steps::{item, page, row};
-use super::tile::{LOWEST, TileMemory, start};
+use super::tile::{LOWEST, PLANES, TileMemory, start};
 use super::warp::{
     MEAN_SCORE, Running, WarpMemory, combine, flush_page, new_page, store_warp, values,
 };
 
-/// Planes of a cube.
-pub const WARPS: usize = 4;
-
 /// The tensor-core decode kernel; grid: work items x groups of four query heads.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
-pub fn decode<F: Float>(
+pub fn decode<F: Float, N: Size>(
     query: &[F],
-    own_key: &[F],
-    own_value: &[F],
-    key_tier: &[F],
-    value_tier: &[F],
+    own_key: &[Vector<F, N>],
+    own_value: &[Vector<F, N>],
+    key_tier: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
     key_words: &[W4],
     key_pairs: &[W4],
     key_norms: &[u32],
@@ -67,7 +64,7 @@ pub fn decode<F: Float>(
     let row = row(steps, CUBE_COUNT_X as usize, item.row);
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
-    let mut memory = TileMemory::new(4usize, head_dim);
+    let mut memory = TileMemory::new(4usize, head_dim, true);
     start::<F>(
         &mut memory,
         query,
@@ -81,7 +78,7 @@ pub fn decode<F: Float>(
 
     if item.exact {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        exact_tiles::<F>(
+        exact_tiles::<F, N>(
             &mut memory,
             own_key,
             own_value,
@@ -115,11 +112,10 @@ pub fn decode<F: Float>(
             query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
         }
 
-        let mut c = item.first + item.count * warp / comptime!(WARPS);
-        let end = item.first + item.count * (warp + 1) / comptime!(WARPS);
-        let loads = comptime!(chunk::loads(&key, &value));
-        let mut current = Array::<W4>::new(loads);
-        let mut row_now = 0usize.runtime();
+        let mut c = item.first + item.count * warp / comptime!(PLANES);
+        let end = item.first + item.count * (warp + 1) / comptime!(PLANES);
+        let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+        let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
         let mut page_now = 0usize.runtime();
         let mut valid_now = 0usize.runtime();
         let mut page_next = 0usize.runtime();
@@ -128,17 +124,23 @@ pub fn decode<F: Float>(
             let (p, v) = page(table, row.table + c / chunks);
             page_now = p;
             valid_now = v;
-            row_now = p * comptime!(shape.kv_heads) + heads.kv_head;
+            let at = p * comptime!(shape.kv_heads) + heads.kv_head;
             chunk::load(
                 key_words,
                 key_pairs,
-                value_words,
-                value_pairs,
-                row_now,
+                at,
                 c % chunks,
                 lane,
-                &mut current,
+                &mut keys,
                 comptime!(key.clone()),
+            );
+            chunk::load(
+                value_words,
+                value_pairs,
+                at,
+                c % chunks,
+                lane,
+                &mut held,
                 comptime!(value.clone()),
             );
             if c + 1 < end {
@@ -147,62 +149,24 @@ pub fn decode<F: Float>(
                 valid_next = v;
             }
             if comptime!(key.means) {
-                new_page(&memory, key_means, row_now, lane, &mut running, head_dim);
+                new_page(&memory, key_means, at, lane, &mut running, head_dim);
             }
         }
         while c < end {
-            // The next chunk is on its way while this one is worked on, and the page number of
-            // the one after it.
-            let mut coming = Array::<W4>::new(loads);
-            let row_next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
-            if c + 1 < end {
-                chunk::load(
-                    key_words,
-                    key_pairs,
-                    value_words,
-                    value_pairs,
-                    row_next,
-                    (c + 1) % chunks,
-                    lane,
-                    &mut coming,
-                    comptime!(key.clone()),
-                    comptime!(value.clone()),
-                );
-            }
             let chunk_now = c % chunks;
-            let page_before = page_now;
+            let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
+            let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
             let limit = valid_now as i32 - 64 * chunk_now as i32;
-            page_now = page_next;
-            valid_now = valid_next;
-            if c + 2 < end {
-                let (p, v) = page(table, row.table + (c + 2) / chunks);
-                page_next = p;
-                valid_next = v;
-            }
             if limit < 64 {
-                chunk::mask_parameters(
-                    &mut current,
-                    limit,
-                    lane,
-                    comptime!(key.clone()),
-                    comptime!(value.clone()),
-                );
+                chunk::mask_parameters(&mut keys, limit, lane, comptime!(key.clone()));
+                chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
             }
             let mut scores = Array::<f32>::new(8usize);
             if comptime!(per_channel) {
-                query_memory.scores_per_channel(
-                    &memory,
-                    &current,
-                    key_pairs,
-                    row_now,
-                    chunk_now,
-                    &mut scores,
-                    lane,
-                    comptime!(key.clone()),
-                );
+                query_memory.scores_per_channel(&keys, &mut scores, lane, comptime!(key.clone()));
             } else {
                 query_memory.scores_per_token(
-                    &current,
+                    &keys,
                     &bytes,
                     &mut scores,
                     lane,
@@ -210,12 +174,20 @@ pub fn decode<F: Float>(
                 );
             }
             if comptime!(key.norms) {
-                chunk::apply_norms(
-                    key_norms,
-                    page_before * comptime!(key.page_tokens) + chunk_now * 64,
-                    limit,
+                let first = page_now * comptime!(key.page_tokens) + chunk_now * 64;
+                chunk::apply_norms(key_norms, first, limit, lane, &mut scores);
+            }
+            // The next keys are on their way while these values are worked on, the next values
+            // while those keys are: one set of registers is enough, and more planes fit.
+            if c + 1 < end {
+                chunk::load(
+                    key_words,
+                    key_pairs,
+                    next,
+                    (c + 1) % chunks,
                     lane,
-                    &mut scores,
+                    &mut keys,
+                    comptime!(key.clone()),
                 );
             }
             if comptime!(key.means) {
@@ -232,35 +204,54 @@ pub fn decode<F: Float>(
                 }
             }
             values(
-                &current,
+                &held,
                 &scores,
                 &mut running,
                 limit,
                 lane,
-                comptime!(key.clone()),
                 comptime!(value.clone()),
             );
+            if c + 1 < end {
+                chunk::load(
+                    value_words,
+                    value_pairs,
+                    next,
+                    (c + 1) % chunks,
+                    lane,
+                    &mut held,
+                    comptime!(value.clone()),
+                );
+            }
             if comptime!(value.means || key.means) {
-                if c + 1 == end || page_now != page_before {
+                if c + 1 == end || page_next != page_now {
                     if comptime!(value.means) {
-                        flush_page(value_means, row_now, lane, &mut running, head_dim);
+                        flush_page(value_means, at, lane, &mut running, head_dim);
                     }
                     if comptime!(key.means) {
                         if c + 1 < end {
-                            new_page(&memory, key_means, row_next, lane, &mut running, head_dim);
+                            new_page(&memory, key_means, next, lane, &mut running, head_dim);
                         }
                     }
                 }
             }
-            #[unroll]
-            for i in 0..loads {
-                current[i] = coming[i];
+            page_now = page_next;
+            valid_now = valid_next;
+            if c + 2 < end {
+                let (p, v) = page(table, row.table + (c + 2) / chunks);
+                page_next = p;
+                valid_next = v;
             }
-            row_now = row_next;
             c += 1;
         }
-        let mut warps = WarpMemory::new(head_dim);
-        store_warp(&mut warps, &running, lane, warp, comptime!(value.clone()));
+        let mut warps = WarpMemory::new();
+        store_warp(
+            &mut warps,
+            &mut memory,
+            &running,
+            lane,
+            warp,
+            comptime!(value.clone()),
+        );
         sync_cube();
         combine(&warps, &mut memory, head_dim);
         sync_cube();

@@ -8,15 +8,16 @@ use cubecl::features::{MmaConfig, Plane};
 use cubecl::prelude::*;
 
 use super::attend::{Shape, attend as attend_kernel, merge_rows};
-use super::decode::{WARPS, decode};
+use super::decode::decode;
 use super::fragments::unsupported;
 use super::spec::{PackedSide, Store};
+use super::tile::PLANES;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
 /// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
 const PLANE: u32 = 32;
 /// Units of a cube where the device has that many.
-const UNITS: u32 = 128;
+const UNITS: u32 = PLANE * PLANES as u32;
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
 /// Arrays that the portable kernel binds.
@@ -40,11 +41,15 @@ struct Offers {
 }
 
 impl Offers {
-    fn of(client: &Client) -> Self {
+    fn of(client: &Client, head_dim: usize) -> Self {
         let properties = client.properties();
         let (features, hardware) = (&properties.features, &properties.hardware);
         let plane = hardware.plane_size_min == PLANE && hardware.plane_size_max == PLANE;
-        let planes = plane && features.plane.contains(Plane::Ops);
+        // With planes, a head's vectors are shared out over the 32 units of one.
+        let planes = plane
+            && features.plane.contains(Plane::Ops)
+            && hardware.max_units_per_cube >= UNITS
+            && [64, 128].contains(&head_dim);
         let product = MmaConfig {
             a_type: u8::elem_type_native(),
             b_type: i8::elem_type_native(),
@@ -57,9 +62,7 @@ impl Offers {
         let counts = properties.atomic_type_usage(count);
         Self {
             planes,
-            tensor_cores: planes
-                && features.matmul.mma.contains(&product)
-                && hardware.max_units_per_cube >= UNITS,
+            tensor_cores: planes && features.matmul.mma.contains(&product),
             merge: features.device_memory_scope
                 && counts.contains(cubecl::features::AtomicUsage::Add),
             units: hardware.max_units_per_cube.min(UNITS),
@@ -146,8 +149,8 @@ pub fn attend(
     ),
 > {
     let client = query.client.clone();
-    let offers = Offers::of(&client);
     let [rows, heads, tokens, head_dim] = dims(&query);
+    let offers = Offers::of(&client, head_dim);
     let [_, kv_heads, slot_tokens, _] = dims(&layer.key_tier);
     let group = heads / kv_heads;
     let page_tokens = match &layer.key {
@@ -226,6 +229,8 @@ pub fn attend(
     );
     let dtype = storage(&query);
     let float = query.dtype.size();
+    // Activations are read 16 bytes at a time: head_dim is a multiple of 16.
+    let width = 16 / float;
     let cubes = CubeCount::Static(plan.items as u32, groups as u32, 1);
     // SAFETY: lengths are those of the buffers. Rows, slots, pages and positions come from the
     // cache's own plan, which keeps them inside the pools and tiers.
@@ -237,12 +242,13 @@ pub fn attend(
             decode::launch_unchecked(
                 &client,
                 cubes,
-                CubeDim::new_1d(PLANE * WARPS as u32),
+                CubeDim::new_1d(UNITS),
+                width,
                 array(&query, float),
-                array(&key, float),
-                array(&value, float),
-                array(&layer.key_tier, float),
-                array(&layer.value_tier, float),
+                array(&key, 16),
+                array(&value, 16),
+                array(&layer.key_tier, 16),
+                array(&layer.value_tier, 16),
                 array(&key_side.words, 16),
                 array(&key_side.pairs, 16),
                 array(&key_side.norms, 4),
@@ -268,11 +274,12 @@ pub fn attend(
                 &client,
                 cubes,
                 CubeDim::new_1d(offers.units),
+                width,
                 array(&query, float),
-                array(&key, float),
-                array(&value, float),
-                array(&layer.key_tier, float),
-                array(&layer.value_tier, float),
+                array(&key, 16),
+                array(&value, 16),
+                array(&layer.key_tier, 16),
+                array(&layer.value_tier, 16),
                 array(&key_side.exact, float),
                 array(&key_side.words, 4),
                 array(&key_side.pairs, 4),

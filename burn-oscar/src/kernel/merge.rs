@@ -58,53 +58,90 @@ pub fn merge<F: Float>(
     held: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
+    #[comptime] planes: bool,
 ) {
     let units = CUBE_DIM as usize;
-    let mut i = UNIT_POS as usize;
-    while i < heads * parts {
-        let h = i % heads;
-        let p = i / heads;
-        let mut max = f32::new(LOWEST);
-        for q in 0..parts {
-            max = f32::max(max, stats[((first + q) * heads + h) * 2]);
+    // Weights of the partials, the division by their sum included.
+    if comptime!(planes) {
+        let lane = UNIT_POS as usize % 32;
+        let mut h = UNIT_POS as usize / 32;
+        while h < heads {
+            let mut max = f32::new(LOWEST);
+            let mut p = lane;
+            while p < parts {
+                max = f32::max(max, stats[((first + p) * heads + h) * 2]);
+                p += 32;
+            }
+            let max = plane_max(max);
+            let mut total = f32::new(0.0);
+            let mut p = lane;
+            while p < parts {
+                let at = ((first + p) * heads + h) * 2;
+                let weight = (stats[at] - max).exp();
+                total += stats[at + 1] * weight;
+                weights[h * comptime!(MAX_PARTS) + p] = weight;
+                p += 32;
+            }
+            let scale = 1.0 / plane_sum(total);
+            let mut p = lane;
+            while p < parts {
+                weights[h * comptime!(MAX_PARTS) + p] *= scale;
+                p += 32;
+            }
+            h += units / 32;
         }
-        weights[h * comptime!(MAX_PARTS) + p] = (stats[((first + p) * heads + h) * 2] - max).exp();
-        i += units;
+    } else {
+        let mut h = UNIT_POS as usize;
+        while h < heads {
+            let mut max = f32::new(LOWEST);
+            for p in 0..parts {
+                max = f32::max(max, stats[((first + p) * heads + h) * 2]);
+            }
+            let mut total = f32::new(0.0);
+            for p in 0..parts {
+                let at = ((first + p) * heads + h) * 2;
+                let weight = (stats[at] - max).exp();
+                total += stats[at + 1] * weight;
+                weights[h * comptime!(MAX_PARTS) + p] = weight;
+            }
+            for p in 0..parts {
+                weights[h * comptime!(MAX_PARTS) + p] /= total;
+            }
+            h += units;
+        }
     }
     sync_cube();
     let quads = comptime!(heads * head_dim / 4);
+    // Loads in flight on a GPU: the partials come from the L2, hundreds of cycles away.
+    let batch = comptime!(if planes { 16 } else { 1 });
     let mut i = UNIT_POS as usize;
     while i < held * comptime!(head_dim / 4) {
         let h = i / comptime!(head_dim / 4);
         let mut sums = F4::new(0.0);
-        let mut total = f32::new(0.0);
         let mut p = 0usize;
-        // Eight loads in flight: the partials come from the L2, hundreds of cycles away.
-        while p + 8 <= parts {
-            let mut loaded = Array::<F4>::new(8usize);
-            let mut totals = Array::<f32>::new(8usize);
-            #[unroll]
-            for k in 0..8usize {
-                loaded[k] = partials[(first + p + k) * quads + i];
-                totals[k] = stats[((first + p + k) * heads + h) * 2 + 1];
-            }
-            #[unroll]
-            for k in 0..8usize {
-                let weight = weights[h * comptime!(MAX_PARTS) + p + k];
-                sums += loaded[k] * F4::new(weight);
-                total += totals[k] * weight;
-            }
-            p += 8;
-        }
         while p < parts {
-            let weight = weights[h * comptime!(MAX_PARTS) + p];
-            sums += partials[(first + p) * quads + i] * F4::new(weight);
-            total += stats[((first + p) * heads + h) * 2 + 1] * weight;
-            p += 1;
+            let mut loaded = Array::<F4>::new(batch);
+            #[unroll]
+            for k in 0..batch {
+                loaded[k] = F4::new(0.0);
+                if p + k < parts {
+                    loaded[k] = partials[(first + p + k) * quads + i];
+                }
+            }
+            #[unroll]
+            for k in 0..batch {
+                let weight = if p + k < parts {
+                    weights[h * comptime!(MAX_PARTS) + p + k]
+                } else {
+                    f32::new(0.0)
+                };
+                sums += loaded[k] * F4::new(weight);
+            }
+            p += batch;
         }
         #[unroll]
         for k in 0..4usize {
-            out[out_first + 4 * i + k] = F::cast_from(sums.extract(k) / total);
+            out[out_first + 4 * i + k] = F::cast_from(sums.extract(k));
         }
         i += units;
     }

@@ -3,8 +3,9 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::chunk::{SCALE8_UNIT, W4, half2, key_parameters_at, pair, scales};
+use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
+use super::merge::F4;
 use super::spec::{PackedSide, Parameters};
 use super::tile::TileMemory;
 
@@ -20,6 +21,9 @@ pub struct QueryMemory {
     pub unit: Shared<[f32]>,
     /// Sums of the query over each part's channels: `[parts, 4]`.
     pub sums: Shared<[f32]>,
+    /// The query of each head as quads of channels, one quad further apart than they are long so
+    /// that four heads read from different banks. Only for per-channel keys.
+    pub padded: Shared<[F4]>,
     #[cube(comptime)]
     pub head_dim: usize,
 }
@@ -31,6 +35,10 @@ impl QueryMemory {
             bytes: Shared::<[u32]>::new_slice(comptime!(8 * key.head_dim / 4)),
             unit: Shared::<[f32]>::new_slice(4usize),
             sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len())),
+            padded: Shared::<[F4]>::new_slice(comptime!(match key.parameters {
+                Parameters::ChannelPairs { .. } => 4 * (key.head_dim / 4 + 1),
+                _ => 1,
+            })),
             head_dim: comptime!(key.head_dim),
         }
     }
@@ -64,7 +72,6 @@ impl QueryMemory {
     ) {
         let head = lane % 4;
         let parts = comptime!(key.parts.len());
-        let first = comptime!(key_parameters_at(&key));
         let is_scales = comptime!(key.parameters == Parameters::Scales);
         let factor = comptime!(if is_scales { SCALE8_UNIT } else { 1.0 });
         let unit = self.unit[head] * factor;
@@ -92,7 +99,7 @@ impl QueryMemory {
                     comptime!(((1u32 << key.parts[part].bits) - 1) as f32 / 2.0 * SCALE8_UNIT);
                 let offset = sum * middle;
                 let mut scale = Array::<f32>::new(8usize);
-                scales(loaded, lane, &mut scale, part, first);
+                scales(loaded, lane, &mut scale, part, comptime!(key.clone()));
                 #[unroll]
                 for e in 0..8usize {
                     scores[e] += scale[e] * (products[comptime!(part * 8 + e)] - offset);
@@ -100,7 +107,7 @@ impl QueryMemory {
             } else {
                 #[unroll]
                 for e in 0..8usize {
-                    let (scale, offset) = pair(loaded, e, part, first, comptime!(key.clone()));
+                    let (scale, offset) = pair(loaded, e, part, comptime!(key.clone()));
                     scores[e] += scale * products[comptime!(part * 8 + e)] + offset * sum;
                 }
             }
@@ -111,11 +118,7 @@ impl QueryMemory {
     /// query, which is rounded to 16 bits again for each group.
     pub fn scores_per_channel(
         &self,
-        memory: &TileMemory,
         loaded: &Array<W4>,
-        pairs: &[W4],
-        row: usize,
-        chunk: usize,
         scores: &mut Array<f32>,
         lane: usize,
         #[comptime] key: PackedSide,
@@ -134,16 +137,14 @@ impl QueryMemory {
             let mut folded = Array::<f32>::new(comptime!(key.head_dim / 4));
             let mut largest = f32::new(0.0);
             let mut offset = f32::new(0.0);
-            let base = row * comptime!(key.row_pairs() / 4)
-                + (chunk * comptime!(64 / tokens) + group) * comptime!(key.head_dim / 4)
-                + lane % 4;
             #[unroll]
             for half in 0..halves {
-                let four = pairs[base + half * 4];
+                let four = loaded[comptime!(code_loads(&key) + group * halves + half)];
+                let queries =
+                    self.padded[own_head * comptime!(key.head_dim / 4 + 1) + half * 4 + lane % 4];
                 #[unroll]
                 for k in 0..4usize {
-                    let channel = half * 16 + 4 * (lane % 4) + k;
-                    let q = memory.query[own_head * comptime!(key.head_dim) + channel];
+                    let q = queries.extract(k);
                     let (scale, shift) = half2(four.extract(k));
                     let x = q * scale;
                     folded[comptime!(half * 4 + k)] = x;
@@ -207,10 +208,14 @@ impl QueryMemory {
     }
 }
 
+/// Added to a number below 2^16, it leaves the number rounded in the low bits of the sum: cheaper
+/// than a conversion.
+pub const ROUND: f32 = 8_388_608.0;
+
 /// A number in -TOP..TOP rounded to 16 bits: its high byte, or its low one.
 #[cube]
 pub fn signed_byte(x: f32, low: bool) -> u32 {
-    let shifted = u32::cast_from(x + 32768.5);
+    let shifted = u32::reinterpret(x + comptime!(ROUND + 32768.0));
     let high = ((shifted + 128u32) >> 8u32) ^ 128u32;
     select(low, shifted, high) & 255u32
 }
@@ -250,6 +255,14 @@ pub fn load_query(
     if lane < quads {
         out.bytes[(2 * warp) * quads + lane] = high;
         out.bytes[(2 * warp + 1) * quads + lane] = low;
+        if comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. })) {
+            let mut quad = F4::new(0.0);
+            #[unroll]
+            for k in 0..4usize {
+                quad.insert(k, values[k]);
+            }
+            out.padded[warp * comptime!(quads + 1) + lane] = quad;
+        }
     }
     if lane == 0 {
         out.unit[warp] = largest * comptime!(1.0 / TOP);

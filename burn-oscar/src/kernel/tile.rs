@@ -7,6 +7,8 @@ use cubecl::prelude::*;
 
 /// Tokens of a tile.
 pub const TILE: usize = 64;
+/// Planes of a cube, on devices that have planes of 32 units.
+pub const PLANES: usize = 4;
 /// Below every score.
 pub const LOWEST: f32 = -1e30;
 
@@ -25,11 +27,17 @@ pub struct TileMemory {
     pub total: Shared<[f32]>,
     /// What the last tile multiplies older sums by.
     pub decay: Shared<[f32]>,
+    /// Sums of each plane `[PLANES, heads, head_dim]`, where there are planes.
+    pub planes: Shared<[f32]>,
 }
 
 #[cube]
 impl TileMemory {
-    pub fn new(#[comptime] heads: usize, #[comptime] head_dim: usize) -> TileMemory {
+    pub fn new(
+        #[comptime] heads: usize,
+        #[comptime] head_dim: usize,
+        #[comptime] planes: bool,
+    ) -> TileMemory {
         TileMemory {
             query: Shared::<[f32]>::new_slice(heads * head_dim),
             scores: Shared::<[f32]>::new_slice(heads * comptime!(TILE)),
@@ -37,6 +45,11 @@ impl TileMemory {
             max: Shared::<[f32]>::new_slice(heads),
             total: Shared::<[f32]>::new_slice(heads),
             decay: Shared::<[f32]>::new_slice(heads),
+            planes: Shared::<[f32]>::new_slice(comptime!(if planes {
+                PLANES * heads * head_dim
+            } else {
+                1
+            })),
         }
     }
 }
@@ -142,14 +155,14 @@ pub struct ExactPlace {
 }
 
 /// One tile of exact tokens from `first` on, `count` of them: sinks, recent ones, the call's own.
-/// Reads `2 count head_dim` activations.
+/// Reads `2 count head_dim` activations, 16 bytes at a time.
 #[cube]
-pub fn exact_tile<F: Float>(
+pub fn exact_tile<F: Float, N: Size>(
     memory: &mut TileMemory,
-    own_key: &[F],
-    own_value: &[F],
-    key_tier: &[F],
-    value_tier: &[F],
+    own_key: &[Vector<F, N>],
+    own_value: &[Vector<F, N>],
+    key_tier: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
     at: &ExactPlace,
     first: usize,
     count: usize,
@@ -158,81 +171,232 @@ pub fn exact_tile<F: Float>(
     #[comptime] head_dim: usize,
     #[comptime] planes: bool,
 ) {
-    let units = CUBE_DIM as usize;
-    let mut t = UNIT_POS as usize;
-    while t < count {
+    let width = N::value().comptime();
+    let vectors = comptime!(head_dim / width);
+    // Two neighbouring units share a token where they can add their halves up without a barrier.
+    let shares = comptime!(if planes { 2 } else { 1 });
+    let own_vectors = comptime!(vectors / shares);
+    let mut i = UNIT_POS as usize;
+    // All units take part in every round, since they exchange halves in it.
+    let rounds = (count * shares).div_ceil(CUBE_DIM as usize);
+    for _ in 0..rounds {
+        let t = i / shares;
+        let share = i % shares;
         let token = first + t;
         let mut dots = Array::<f32>::new(heads);
         #[unroll]
         for h in 0..heads {
             dots[h] = 0.0;
         }
-        if token < at.held {
-            let place = select(token < at.sinks, token, token - at.sinks + sink);
-            dot::<F>(
-                memory,
-                &mut dots,
-                key_tier,
-                at.tier + place * head_dim,
-                heads,
-                head_dim,
-            );
-        } else {
-            dot::<F>(memory, &mut dots, own_key, at.own, heads, head_dim);
-        }
-        #[unroll]
-        for h in 0..heads {
-            memory.scores[h * comptime!(TILE) + t] = dots[h];
-        }
-        t += units;
-    }
-    sync_cube();
-    softmax(memory, count, heads, planes);
-    sync_cube();
-    let mut c = UNIT_POS as usize;
-    while c < head_dim {
-        let mut sums = Array::<f32>::new(heads);
-        #[unroll]
-        for h in 0..heads {
-            sums[h] = memory.sums[h * head_dim + c] * memory.decay[h];
-        }
-        for t in 0..count {
-            let token = first + t;
-            let v = if token < at.held {
+        if t < count {
+            let begin = share * own_vectors;
+            if token < at.held {
                 let place = select(token < at.sinks, token, token - at.sinks + sink);
-                f32::cast_from(value_tier[at.tier + place * head_dim + c])
+                let base = (at.tier + place * head_dim) / width + begin;
+                dot::<F, N>(
+                    memory,
+                    &mut dots,
+                    key_tier,
+                    base,
+                    begin,
+                    own_vectors,
+                    heads,
+                    head_dim,
+                    planes,
+                );
             } else {
-                f32::cast_from(own_value[at.own + c])
-            };
-            #[unroll]
-            for h in 0..heads {
-                sums[h] += memory.scores[h * comptime!(TILE) + t] * v;
+                let base = at.own / width + begin;
+                dot::<F, N>(
+                    memory,
+                    &mut dots,
+                    own_key,
+                    base,
+                    begin,
+                    own_vectors,
+                    heads,
+                    head_dim,
+                    planes,
+                );
             }
         }
         #[unroll]
         for h in 0..heads {
-            memory.sums[h * head_dim + c] = sums[h];
+            let mut score = dots[h];
+            if comptime!(planes) {
+                score += plane_shuffle_xor(score, 1u32);
+            }
+            if t < count {
+                memory.scores[h * comptime!(TILE) + t] = score;
+            }
         }
-        c += units;
+        i += CUBE_DIM as usize;
+    }
+    sync_cube();
+    softmax(memory, count, heads, planes);
+    sync_cube();
+    if comptime!(planes) {
+        exact_values::<F, N>(
+            memory, own_value, value_tier, at, first, count, sink, heads, head_dim,
+        );
+    } else {
+        let mut v = UNIT_POS as usize;
+        while v < vectors {
+            #[unroll]
+            for h in 0..heads {
+                #[unroll]
+                for k in 0..width {
+                    memory.sums[h * head_dim + v * width + k] *= memory.decay[h];
+                }
+            }
+            for t in 0..count {
+                let token = first + t;
+                let vector = if token < at.held {
+                    let place = select(token < at.sinks, token, token - at.sinks + sink);
+                    value_tier[(at.tier + place * head_dim) / width + v]
+                } else {
+                    own_value[at.own / width + v]
+                };
+                #[unroll]
+                for h in 0..heads {
+                    let weight = memory.scores[h * comptime!(TILE) + t];
+                    #[unroll]
+                    for k in 0..width {
+                        memory.sums[h * head_dim + v * width + k] +=
+                            weight * f32::cast_from(vector.extract(k));
+                    }
+                }
+            }
+            v += CUBE_DIM as usize;
+        }
     }
     sync_cube();
 }
 
-/// Adds the products of one key with all queries.
+/// Adds the products of part of one key with all queries: vectors `begin .. begin + count` of the
+/// head, the first of them at `base` of the array.
 #[cube]
-fn dot<F: Float>(
+fn dot<F: Float, N: Size>(
     memory: &mut TileMemory,
     dots: &mut Array<f32>,
-    keys: &[F],
+    keys: &[Vector<F, N>],
     base: usize,
+    begin: usize,
+    #[comptime] count: usize,
+    #[comptime] heads: usize,
+    #[comptime] head_dim: usize,
+    #[comptime] planes: bool,
+) {
+    let width = N::value().comptime();
+    // On a GPU all loads are in flight before the first is used.
+    let batch = comptime!(if planes {
+        if count < 8 { count } else { 8 }
+    } else {
+        1
+    });
+    for b in 0..comptime!(count / batch) {
+        let mut loaded = Array::<Vector<F, N>>::new(batch);
+        #[unroll]
+        for j in 0..batch {
+            loaded[j] = keys[base + b * batch + j];
+        }
+        #[unroll]
+        for j in 0..batch {
+            let c = (begin + b * batch + j) * width;
+            #[unroll]
+            for k in 0..width {
+                let x = f32::cast_from(loaded[j].extract(k));
+                #[unroll]
+                for h in 0..heads {
+                    dots[h] += memory.query[h * head_dim + c + k] * x;
+                }
+            }
+        }
+    }
+}
+
+/// The values of a tile with plane operations: a unit adds up one vector of channels of every n-th
+/// token, a plane's units are added up by shuffles and the planes through shared memory.
+#[cube]
+fn exact_values<F: Float, N: Size>(
+    memory: &mut TileMemory,
+    own_value: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
+    at: &ExactPlace,
+    first: usize,
+    count: usize,
+    #[comptime] sink: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
 ) {
-    for c in 0..head_dim {
-        let k = f32::cast_from(keys[base + c]);
+    let width = N::value().comptime();
+    let vectors = comptime!(head_dim / width);
+    // Tokens of a plane at a time.
+    let rows = comptime!(32 / vectors);
+    let lane = UNIT_POS as usize % 32;
+    let plane = UNIT_POS as usize / 32;
+    let vector = lane % vectors;
+    let group = plane * rows + lane / vectors;
+    let groups = comptime!(PLANES * rows);
+    let mut sums = Array::<f32>::new(comptime!(heads * width));
+    #[unroll]
+    for i in 0..comptime!(heads * width) {
+        sums[i] = 0.0;
+    }
+    let batch = comptime!(if TILE / groups < 8 { TILE / groups } else { 8 });
+    #[unroll]
+    for b in 0..comptime!(TILE / groups / batch) {
+        let mut loaded = Array::<Vector<F, N>>::new(batch);
         #[unroll]
-        for h in 0..heads {
-            dots[h] += memory.query[h * head_dim + c] * k;
+        for j in 0..batch {
+            let t = group + comptime!((b * batch + j) * groups);
+            let token = first + t;
+            loaded[j] = Vector::<F, N>::new(F::new(0.0));
+            if t < count {
+                if token < at.held {
+                    let place = select(token < at.sinks, token, token - at.sinks + sink);
+                    loaded[j] = value_tier[(at.tier + place * head_dim) / width + vector];
+                } else {
+                    loaded[j] = own_value[at.own / width + vector];
+                }
+            }
         }
+        #[unroll]
+        for j in 0..batch {
+            let t = group + comptime!((b * batch + j) * groups);
+            #[unroll]
+            for h in 0..heads {
+                // Zero for tokens past the last.
+                let weight = memory.scores[h * comptime!(TILE) + t];
+                #[unroll]
+                for k in 0..width {
+                    sums[h * width + k] += weight * f32::cast_from(loaded[j].extract(k));
+                }
+            }
+        }
+    }
+    #[unroll]
+    for i in 0..comptime!(heads * width) {
+        let mut sum = sums[i];
+        #[unroll]
+        for j in 0..comptime!(rows.trailing_zeros() as usize) {
+            sum += plane_shuffle_xor(sum, comptime!((vectors << j) as u32));
+        }
+        if lane < vectors {
+            let h = comptime!(i / width);
+            let k = comptime!(i % width);
+            memory.planes
+                [plane * comptime!(heads * head_dim) + h * head_dim + vector * width + k] = sum;
+        }
+    }
+    sync_cube();
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(heads * head_dim) {
+        let mut sum = memory.sums[i] * memory.decay[i / head_dim];
+        #[unroll]
+        for p in 0..comptime!(PLANES) {
+            sum += memory.planes[p * comptime!(heads * head_dim) + i];
+        }
+        memory.sums[i] = sum;
+        i += CUBE_DIM as usize;
     }
 }

@@ -3,13 +3,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::chunk::{SCALE8_UNIT, W4, pair, scales, value_codes_at, value_parameters_at};
-use super::decode::WARPS;
-use super::field::half_at;
+use super::chunk::{SCALE8_UNIT, W4, half2, pair, scales};
 use super::fragments::value_tiles;
-use super::query::{TOP, multiply};
+use super::query::{ROUND, TOP, multiply};
 use super::spec::{PackedSide, Parameters};
-use super::tile::{LOWEST, TileMemory};
+use super::tile::{LOWEST, PLANES, TileMemory};
 
 /// What a lane carries from chunk to chunk, for head `lane % 4`. Sums over tokens are those of
 /// the lane's own tokens; the eight lanes of a head are added up at the end.
@@ -87,7 +85,6 @@ pub fn values(
     running: &mut Running,
     limit: i32,
     lane: usize,
-    #[comptime] key: PackedSide,
     #[comptime] value: PackedSide,
 ) {
     let mut max = f32::new(LOWEST);
@@ -123,8 +120,6 @@ pub fn values(
     }
 
     let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
-    let codes = comptime!(value_codes_at(&key));
-    let first = comptime!(value_parameters_at(&key, &value));
     let is_scales = comptime!(value.parameters == Parameters::Scales);
     let unit = comptime!(if is_scales {
         SCALE8_UNIT / TOP
@@ -138,7 +133,7 @@ pub fn values(
         if comptime!(is_scales) {
             let middle =
                 comptime!(((1u32 << value.parts[part].bits) - 1) as f32 / 2.0 * SCALE8_UNIT);
-            scales(loaded, lane, &mut scaled, part, first);
+            scales(loaded, lane, &mut scaled, part, comptime!(value.clone()));
             #[unroll]
             for e in 0..8usize {
                 scaled[e] *= weights[e];
@@ -148,7 +143,7 @@ pub fn values(
         } else {
             #[unroll]
             for e in 0..8usize {
-                let (scale, shift) = pair(loaded, e, part, first, comptime!(value.clone()));
+                let (scale, shift) = pair(loaded, e, part, comptime!(value.clone()));
                 scaled[e] = weights[e] * scale;
                 offset += weights[e] * shift;
             }
@@ -175,7 +170,7 @@ pub fn values(
             for s in 0..2usize {
                 multiply(
                     &def,
-                    loaded[comptime!(codes + tile.load + s)],
+                    loaded[comptime!(tile.load + s)],
                     comptime!(tile.field as u32),
                     bytes[comptime!(2 * s)],
                     bytes[comptime!(2 * s + 1)],
@@ -208,7 +203,7 @@ fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
     let mut high = Array::<u32>::new(8usize);
     #[unroll]
     for e in 0..8usize {
-        let x = u32::cast_from(scaled[e] * ratio + 0.5);
+        let x = u32::reinterpret(scaled[e] * ratio + ROUND);
         low[e] = x;
         high[e] = (x + 128u32) >> 8u32;
     }
@@ -241,12 +236,14 @@ pub fn new_page(
 ) {
     let mut mean = Array::<f32>::new(4usize);
     #[unroll]
-    for k in 0..4usize {
-        let mut x = f32::new(0.0);
+    for k in 0..2usize {
+        let mut word = 0u32.runtime();
         if lane < comptime!(head_dim / 4) {
-            x = half_at(means, row * head_dim + 4 * lane + k);
+            word = means[(row * head_dim) / 2 + 2 * lane + k];
         }
-        mean[k] = x;
+        let (a, b) = half2(word);
+        mean[comptime!(2 * k)] = a;
+        mean[comptime!(2 * k + 1)] = b;
     }
     let mut own = f32::new(0.0);
     #[unroll]
@@ -274,31 +271,32 @@ pub fn flush_page(
     #[comptime] head_dim: usize,
 ) {
     let weight = sum_rows(running.state[PAGE_WEIGHT]);
+    let odd = (lane / 4) % 2 == 1;
     #[unroll]
     for i in 0..comptime!(head_dim / 8) {
         let channel = 8 * i + lane / 4;
-        running.sums[i] += weight * half_at(means, row * head_dim + channel);
+        let (a, b) = half2(means[(row * head_dim + channel) / 2]);
+        running.sums[i] += weight * select(odd, b, a);
     }
     running.state[PAGE_WEIGHT] = 0.0;
 }
 
-/// The planes' results side by side.
+/// The planes' maxima and sums of weights side by side; their sums of values are in
+/// [`TileMemory::planes`].
 #[derive(CubeType)]
 pub struct WarpMemory {
-    /// `[WARPS, 4, head_dim]`.
-    pub sums: Shared<[f32]>,
-    /// `[WARPS, 4]`.
+    /// `[PLANES, 4]`.
     pub max: Shared<[f32]>,
+    /// `[PLANES, 4]`.
     pub total: Shared<[f32]>,
 }
 
 #[cube]
 impl WarpMemory {
-    pub fn new(#[comptime] head_dim: usize) -> WarpMemory {
+    pub fn new() -> WarpMemory {
         WarpMemory {
-            sums: Shared::<[f32]>::new_slice(comptime!(WARPS * 4 * head_dim)),
-            max: Shared::<[f32]>::new_slice(comptime!(WARPS * 4)),
-            total: Shared::<[f32]>::new_slice(comptime!(WARPS * 4)),
+            max: Shared::<[f32]>::new_slice(comptime!(PLANES * 4)),
+            total: Shared::<[f32]>::new_slice(comptime!(PLANES * 4)),
         }
     }
 }
@@ -307,6 +305,7 @@ impl WarpMemory {
 #[cube]
 pub fn store_warp(
     out: &mut WarpMemory,
+    memory: &mut TileMemory,
     running: &Running,
     lane: usize,
     warp: usize,
@@ -315,10 +314,10 @@ pub fn store_warp(
     let head_dim = comptime!(value.head_dim);
     let head = lane % 4;
     let total = sum_rows(running.state[TOTAL]);
+    let base = (warp * 4 + head) * head_dim + lane / 4;
     #[unroll]
     for i in 0..comptime!(head_dim / 8) {
-        let channel = 8 * i + lane / 4;
-        out.sums[(warp * 4 + head) * head_dim + channel] = running.sums[i];
+        memory.planes[base + 8 * i] = running.sums[i];
     }
     #[unroll]
     for part in 0..comptime!(value.parts.len()) {
@@ -327,8 +326,7 @@ pub fn store_warp(
         let end = comptime!(start + value.parts[part].channels / 8);
         #[unroll]
         for i in start..end {
-            let channel = 8 * i + lane / 4;
-            out.sums[(warp * 4 + head) * head_dim + channel] += offset;
+            memory.planes[base + 8 * i] += offset;
         }
     }
     if lane < 4 {
@@ -345,15 +343,15 @@ pub fn combine(warps: &WarpMemory, memory: &mut TileMemory, #[comptime] head_dim
         let h = i / head_dim;
         let mut max = f32::new(LOWEST);
         #[unroll]
-        for w in 0..WARPS {
+        for w in 0..comptime!(PLANES) {
             max = f32::max(max, warps.max[w * 4 + h]);
         }
         let mut sum = f32::new(0.0);
         let mut total = f32::new(0.0);
         #[unroll]
-        for w in 0..WARPS {
+        for w in 0..comptime!(PLANES) {
             let weight = (warps.max[w * 4 + h] - max).exp();
-            sum += warps.sums[w * comptime!(4 * head_dim) + i] * weight;
+            sum += memory.planes[w * comptime!(4 * head_dim) + i] * weight;
             total += warps.total[w * 4 + h] * weight;
         }
         memory.sums[i] = sum;
