@@ -8,17 +8,17 @@ use burn::backend::{Backend, ExtensionType};
 use crate::quantizer::layout::CHUNK_TOKENS;
 
 /// Words of a work item on the device.
-pub const ITEM_WORDS: usize = 4;
+pub const ITEM_WORDS: usize = 12;
 /// Words of a row on the device.
 pub const ROW_WORDS: usize = 8;
 /// Bits of a page number in an entry of the page table; its valid tokens take the rest.
 pub const PAGE_BITS: u32 = 22;
 /// The most partial results of a row.
 pub const MAX_PARTS: usize = 128;
-/// The most of them that the exact tokens take.
-const MAX_EXACT_PARTS: usize = 32;
-/// Marks an item of exact tokens.
-const EXACT: u32 = 1 << 31;
+/// Exact tokens that one plane takes.
+pub const EXACT_TOKENS: usize = 16;
+/// The most exact tokens of an item, as far as the most parts allow.
+const ITEM_EXACT: usize = 256;
 
 /// What one batch row attends to, besides the tokens of the call itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct AttentionPlan<B: Backend> {
     pub items: usize,
     /// Partial results of all rows.
     pub parts: usize,
+    /// The most exact tokens of an item.
+    pub exact_tokens: usize,
     /// u32: work items, then rows.
     pub steps: IntTensor<B>,
     /// u32: page numbers and valid tokens of all rows.
@@ -63,23 +65,19 @@ pub struct Limits {
     pub page_tokens: usize,
     /// Positions of a slot.
     pub slot_tokens: usize,
-    /// Work items that all rows' history is cut into, about.
+    /// Work items that all rows are cut into, about.
     pub splits: usize,
 }
 
 impl Limits {
-    /// Tokens of an item of exact tokens.
-    fn exact_tokens(&self) -> usize {
-        (self.slot_tokens + 1)
-            .div_ceil(MAX_EXACT_PARTS)
-            .next_multiple_of(CHUNK_TOKENS)
+    /// Items that a row of `tokens` exact tokens has at least.
+    fn least(&self, tokens: usize) -> usize {
+        tokens.div_ceil(ITEM_EXACT).min(MAX_PARTS)
     }
 
     /// Work items that `rows` rows have room for, whatever their lengths.
     pub fn items(&self, rows: usize) -> usize {
-        let exact = (self.slot_tokens + 1).div_ceil(self.exact_tokens());
-        // Every row has its own item at least, and rounding may give it one more.
-        rows * (exact + 1) + self.splits
+        rows * self.least(self.slot_tokens + 1) + self.splits
     }
 }
 
@@ -92,6 +90,8 @@ pub struct PlanWords {
     pub table: Vec<u32>,
     /// Items that there is room for.
     pub items: usize,
+    /// The most exact tokens of an item.
+    pub exact_tokens: usize,
 }
 
 fn chunks(row: &PlanRow, limits: &Limits) -> usize {
@@ -103,62 +103,65 @@ fn chunks(row: &PlanRow, limits: &Limits) -> usize {
     }
 }
 
-/// Cuts the rows' tokens into work items. The rows share the splits by their history's length; an
-/// item is a run of chunks or some exact tokens, the exact ones first.
+/// Cuts the rows' tokens into work items, each a run of chunks of history and some exact tokens of
+/// one row. The rows share the items by their length, so that all items take about as long.
 pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
+    // An exact token moves seven times the bytes of a packed one, and sixteen go to one plane.
+    let units = |row: &PlanRow| {
+        let exact = row.sinks + row.recent + 1;
+        chunks(row, limits) + 2 * exact.div_ceil(EXACT_TOKENS)
+    };
+    let total: usize = rows.iter().map(units).sum();
     let items = limits.items(rows.len());
-    let total: usize = rows.iter().map(|row| chunks(row, limits)).sum();
-    let exact_tokens = limits.exact_tokens();
-    let mut exact = Vec::new();
-    let mut history = Vec::new();
+    let mut words = PlanWords {
+        steps: Vec::new(),
+        table: Vec::new(),
+        items,
+        exact_tokens: 0,
+    };
     let mut row_words = Vec::new();
-    let mut table = Vec::new();
-    let mut part = 0;
+    let mut first_part = 0;
     for (index, row) in rows.iter().enumerate() {
-        let first_part = part;
-        let tokens = row.sinks + row.recent + 1;
-        for start in (0..tokens).step_by(exact_tokens) {
-            let count = exact_tokens.min(tokens - start);
-            exact.extend([index as u32 | EXACT, start as u32, count as u32, part]);
-            part += 1;
-        }
-        let held = chunks(row, limits);
-        let exact_parts = (part - first_part) as usize;
-        // Four planes work on an item: fewer than four chunks leave some idle.
-        let splits = (limits.splits * held)
-            .checked_div(total)
-            .unwrap_or(0)
-            .clamp(usize::from(held > 0), held.div_ceil(4).max(1))
-            .min(MAX_PARTS - exact_parts);
-        for split in 0..if held > 0 { splits } else { 0 } {
-            let start = held * split / splits;
-            let count = held * (split + 1) / splits - start;
-            history.extend([index as u32, start as u32, count as u32, part]);
-            part += 1;
-        }
-        row_words.extend([
+        let (exact, held) = (row.sinks + row.recent + 1, chunks(row, limits));
+        // Short rows are cut no finer than makes up for the merge of one more part.
+        let most = held.div_ceil(4).max(exact.div_ceil(2 * EXACT_TOKENS));
+        let least = limits.least(exact);
+        let parts = (limits.splits * units(row) / total)
+            .min(most)
+            .clamp(least, MAX_PARTS);
+        let share = exact.div_ceil(parts).next_multiple_of(EXACT_TOKENS);
+        words.exact_tokens = words.exact_tokens.max(share);
+        let place = [
             row.slot as u32,
             row.sinks as u32,
             row.recent as u32,
-            part - first_part,
+            parts as u32,
             first_part,
-            row.next as u32,
-            table.len() as u32,
-            0,
-        ]);
+            words.table.len() as u32,
+        ];
+        for part in 0..parts {
+            let start = held * part / parts;
+            let exact_start = (share * part).min(exact);
+            words.steps.extend([
+                index as u32,
+                start as u32,
+                (held * (part + 1) / parts - start) as u32,
+                first_part + part as u32,
+                exact_start as u32,
+                share.min(exact - exact_start) as u32,
+            ]);
+            words.steps.extend(place);
+        }
+        row_words.extend(place);
+        row_words.extend([row.next as u32, 0]);
+        first_part += parts as u32;
         let entry = |&(page, tokens): &(u32, usize)| page | (tokens as u32) << PAGE_BITS;
-        table.extend(row.pages.iter().map(entry));
+        words.table.extend(row.pages.iter().map(entry));
     }
-    let mut steps = exact;
-    steps.extend(history);
-    debug_assert!(steps.len() <= items * ITEM_WORDS);
-    steps.resize(items * ITEM_WORDS, 0);
-    steps.extend(row_words);
-    PlanWords {
-        steps,
-        table,
-        items,
-    }
+    debug_assert!(words.steps.len() <= items * ITEM_WORDS);
+    words.steps.resize(items * ITEM_WORDS, 0);
+    words.steps.extend(row_words);
+    words
 }
 
 #[cfg(test)]
@@ -194,12 +197,13 @@ mod tests {
             for (index, row) in rows.iter().enumerate() {
                 let mut seen = [vec![0; chunks(row, &limits)], vec![0; row.sinks + row.recent + 1]];
                 let items = words.steps[..words.items * ITEM_WORDS].chunks(ITEM_WORDS);
-                let own = items.filter(|item| item[2] > 0 && item[0] & !EXACT == index as u32);
+                let held = |item: &&[u32]| item[2] + item[5] > 0 && item[0] == index as u32;
                 let mut own_parts = Vec::new();
-                for item in own {
-                    let range = item[1] as usize..(item[1] + item[2]) as usize;
-                    let kind = usize::from(item[0] & EXACT != 0);
-                    seen[kind][range].iter_mut().for_each(|n| *n += 1);
+                for item in items.filter(held) {
+                    for (seen, at) in seen.iter_mut().zip([1, 4]) {
+                        let range = item[at] as usize..(item[at] + item[at + 1]) as usize;
+                        seen[range].iter_mut().for_each(|n| *n += 1);
+                    }
                     own_parts.push(item[3]);
                 }
                 prop_assert!(seen.iter().flatten().all(|&n| n == 1));

@@ -76,6 +76,7 @@ impl KvCache {
         let plan = AttentionPlan {
             items: words.items,
             parts: words.items,
+            exact_tokens: words.exact_tokens,
             steps: self.words(words.steps).into_dispatch(),
             table,
             counters,
@@ -98,6 +99,7 @@ impl KvCache {
         let plan = AttentionPlan {
             items: words.items,
             parts: words.items,
+            exact_tokens: words.exact_tokens,
             counters: self.counters(rows.len()).into_dispatch(),
             steps: self.words(words.steps).into_dispatch(),
             table: self.words(padded(&words.table, capacity)).into_dispatch(),

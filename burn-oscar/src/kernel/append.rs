@@ -6,7 +6,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::steps::row;
+use super::steps::{next, row};
 
 #[cube(launch_unchecked)]
 fn append_rows<F: Float>(
@@ -23,11 +23,12 @@ fn append_rows<F: Float>(
 ) {
     let index = CUBE_POS_X as usize;
     let row = row(steps, items as usize, index);
+    let next = next(steps, items as usize, index);
     let mut i = UNIT_POS as usize;
     while i < comptime!(kv_heads * head_dim) {
         let from = index * comptime!(kv_heads * head_dim) + i;
         let head = i / head_dim;
-        let to = ((row.slot * kv_heads + head) * slot_tokens + row.next) * head_dim + i % head_dim;
+        let to = ((row.slot * kv_heads + head) * slot_tokens + next) * head_dim + i % head_dim;
         key_tier[to] = key[from];
         value_tier[to] = value[from];
         i += CUBE_DIM as usize;

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use super::field::{number, place};
 use super::merge::{F4, MAX_PARTS, merge, store_partial};
 use super::spec::Store;
-use super::steps::{Item, Row, item, page, row};
+use super::steps::{Item, Row, item, item_row, page, row};
 use super::tile::{ExactPlace, TILE, TileMemory, exact_tile, softmax, start};
 
 /// What a decode kernel is specialised by.
@@ -31,8 +31,8 @@ pub struct Shape {
     pub sink: usize,
     /// Positions of a slot.
     pub slot_tokens: usize,
-    /// Plane operations of 32 lanes are there.
-    pub planes: bool,
+    /// Planes of 32 units in a cube; 0 where the device has no plane operations.
+    pub planes: usize,
     /// The last cube of a row merges.
     pub merge: bool,
 }
@@ -94,7 +94,7 @@ pub fn exact_place(
     }
 }
 
-/// The tiles of an item of exact tokens.
+/// The tiles of an item's exact tokens.
 #[cube]
 pub fn exact_tiles<F: Float, N: Size>(
     memory: &mut TileMemory,
@@ -107,8 +107,8 @@ pub fn exact_tiles<F: Float, N: Size>(
     #[comptime] shape: Shape,
 ) {
     let mut done = 0usize;
-    while done < item.count {
-        let rest = item.count - done;
+    while done < item.exact_count {
+        let rest = item.exact_count - done;
         let count = select(rest < comptime!(TILE), rest, comptime!(TILE).runtime());
         exact_tile::<F, N>(
             memory,
@@ -117,7 +117,7 @@ pub fn exact_tiles<F: Float, N: Size>(
             key_tier,
             value_tier,
             at,
-            item.first + done,
+            item.exact_first + done,
             count,
             comptime!(shape.sink),
             comptime!(shape.heads),
@@ -289,10 +289,10 @@ pub fn attend<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let item = item(steps, CUBE_POS_X as usize);
-    if item.count == 0 {
+    if item.count + item.exact_count == 0 {
         terminate!();
     }
-    let row = row(steps, CUBE_COUNT_X as usize, item.row);
+    let row = item_row(steps, CUBE_POS_X as usize);
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
     let count = comptime!(shape.heads);
@@ -308,7 +308,7 @@ pub fn attend<F: Float, N: Size>(
     );
     sync_cube();
 
-    if item.exact {
+    if item.exact_count > 0 {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
         exact_tiles::<F, N>(
             &mut memory,
@@ -320,7 +320,8 @@ pub fn attend<F: Float, N: Size>(
             &at,
             comptime!(shape.clone()),
         );
-    } else {
+    }
+    if item.count > 0 {
         let chunks = comptime!(shape.page_tokens / TILE);
         for i in item.first..item.first + item.count {
             let (page, valid) = page(table, row.table + i / chunks);

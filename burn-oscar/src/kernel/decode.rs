@@ -1,7 +1,7 @@
 //! Decode attention on the integer tensor cores, on packed bits.
 //!
-//! A cube is one work item of the plan and four query heads of one KV head. An item of history is
-//! cut into one run of chunks per plane (warp); a plane loads a chunk of 64 tokens, about 4.5 KB,
+//! A cube is one work item of the plan and four query heads of one KV head. The chunks of
+//! its history go round the planes (warps); a plane loads a chunk of 64 tokens, about 4.5 KB,
 //! in 16-byte pieces half a chunk ahead, and no code ever becomes a float:
 //!
 //! - `q.k = scale (q.code) + offset sum(q)`: the query, rounded once to 16 bits and split into a
@@ -19,17 +19,34 @@
 
 use cubecl::prelude::*;
 
-use super::attend::{Shape, exact_place, exact_tiles, finish, heads};
+use crate::backend::plan::EXACT_TOKENS as EXACT;
+
+use super::attend::{Shape, exact_place, finish, heads};
 use super::chunk::{self, W4};
+use super::exact::exact_plane;
 use super::fragments::key_products;
 use super::merge::F4;
 use super::query::{QueryMemory, load_query};
 use super::spec::Parameters;
-use super::steps::{item, page, row};
-use super::tile::{LOWEST, PLANES, TileMemory, start};
+use super::steps::{item, item_row, page};
+use super::tile::{LOWEST, TileMemory, start};
 use super::warp::{
     MEAN_SCORE, Running, WarpMemory, combine, flush_page, new_page, store_warp, values,
 };
+
+/// The plane's chunk after `c`.
+#[cube]
+fn step(c: usize, by_page: bool, #[comptime] chunks: usize, #[comptime] planes: usize) -> usize {
+    let mut next = c + planes;
+    if by_page {
+        next = select(
+            (c + 1) % chunks == 0,
+            c + comptime!(1 + (planes - 1) * chunks),
+            c + 1,
+        );
+    }
+    next
+}
 
 /// The tensor-core decode kernel; grid: work items x groups of four query heads.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
@@ -58,13 +75,13 @@ pub fn decode<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let item = item(steps, CUBE_POS_X as usize);
-    if item.count == 0 {
+    if item.count + item.exact_count == 0 {
         terminate!();
     }
-    let row = row(steps, CUBE_COUNT_X as usize, item.row);
+    let row = item_row(steps, CUBE_POS_X as usize);
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
-    let mut memory = TileMemory::new(4usize, head_dim, true);
+    let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
     start::<F>(
         &mut memory,
         query,
@@ -76,25 +93,14 @@ pub fn decode<F: Float, N: Size>(
     );
     sync_cube();
 
-    if item.exact {
-        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        exact_tiles::<F, N>(
-            &mut memory,
-            own_key,
-            own_value,
-            key_tier,
-            value_tier,
-            &item,
-            &at,
-            comptime!(shape.clone()),
-        );
-    } else {
-        let key = comptime!(shape.key.packed().cloned().unwrap());
-        let value = comptime!(shape.value.packed().cloned().unwrap());
-        let lane = UNIT_POS as usize % 32;
-        let warp = UNIT_POS as usize / 32;
-        let chunks = comptime!(key.chunks());
-        let mut query_memory = QueryMemory::new(comptime!(key.clone()));
+    let key = comptime!(shape.key.packed().cloned().unwrap());
+    let value = comptime!(shape.value.packed().cloned().unwrap());
+    let lane = UNIT_POS as usize % 32;
+    let warp = UNIT_POS as usize / 32;
+    let planes = comptime!(shape.planes);
+    let mut query_memory = QueryMemory::new(comptime!(key.clone()));
+    let mut warps = WarpMemory::new(planes);
+    if warp < 4 {
         load_query(
             &memory,
             &mut query_memory,
@@ -102,160 +108,190 @@ pub fn decode<F: Float, N: Size>(
             warp,
             comptime!(key.clone()),
         );
-        sync_cube();
+    }
+    sync_cube();
 
-        let mut running = Running::new(comptime!(value.clone()));
-        let products = comptime!(key_products(&key));
-        let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
-        let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
-        if comptime!(!per_channel) {
-            query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
+    // Exact tokens go to the first planes, history to the others first.
+    let before = warp * comptime!(EXACT);
+    let has_exact = before < item.exact_count;
+    if has_exact {
+        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
+        let rest = item.exact_count - before;
+        exact_plane::<F, N>(
+            &mut memory,
+            &mut warps,
+            &query_memory,
+            own_key,
+            own_value,
+            key_tier,
+            value_tier,
+            &at,
+            item.exact_first + before,
+            select(rest < comptime!(EXACT), rest, comptime!(EXACT).runtime()),
+            lane,
+            warp,
+            comptime!(shape.sink),
+            head_dim,
+        );
+        sync_plane();
+    }
+    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT));
+    let turn = (warp + 2 * planes - exact_planes) % planes;
+    let chunks = comptime!(key.chunks());
+    let mut running = Running::new(comptime!(value.clone()));
+    let products = comptime!(key_products(&key));
+    let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+    let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
+    if comptime!(!per_channel) {
+        query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
+    }
+
+    // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
+    // means and there is enough work, neighbouring pages.
+    let end = item.first + item.count;
+    let by_page = comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
+    let mut c = item.first + turn;
+    if by_page {
+        let first = (item.first / chunks + turn) * chunks;
+        c = select(first < item.first, item.first, first);
+    }
+    let mut c_next = step(c, by_page, chunks, planes);
+    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+    let mut page_now = 0usize.runtime();
+    let mut valid_now = 0usize.runtime();
+    let mut page_next = 0usize.runtime();
+    let mut valid_next = 0usize.runtime();
+    if c < end {
+        let (p, v) = page(table, row.table + c / chunks);
+        page_now = p;
+        valid_now = v;
+        let at = p * comptime!(shape.kv_heads) + heads.kv_head;
+        chunk::load(
+            key_words,
+            key_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut keys,
+            comptime!(key.clone()),
+        );
+        chunk::load(
+            value_words,
+            value_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut held,
+            comptime!(value.clone()),
+        );
+        if c_next < end {
+            let (p, v) = page(table, row.table + c_next / chunks);
+            page_next = p;
+            valid_next = v;
         }
-
-        let mut c = item.first + item.count * warp / comptime!(PLANES);
-        let end = item.first + item.count * (warp + 1) / comptime!(PLANES);
-        let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
-        let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
-        let mut page_now = 0usize.runtime();
-        let mut valid_now = 0usize.runtime();
-        let mut page_next = 0usize.runtime();
-        let mut valid_next = 0usize.runtime();
-        if c < end {
-            let (p, v) = page(table, row.table + c / chunks);
-            page_now = p;
-            valid_now = v;
-            let at = p * comptime!(shape.kv_heads) + heads.kv_head;
+        if comptime!(key.means) {
+            new_page(&memory, key_means, at, lane, &mut running, head_dim);
+        }
+    }
+    while c < end {
+        let chunk_now = c % chunks;
+        let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
+        let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
+        let limit = valid_now as i32 - 64 * chunk_now as i32;
+        if limit < 64 {
+            chunk::mask_parameters(&mut keys, limit, lane, comptime!(key.clone()));
+            chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
+        }
+        let mut scores = Array::<f32>::new(8usize);
+        if comptime!(per_channel) {
+            query_memory.scores_per_channel(&keys, &mut scores, lane, comptime!(key.clone()));
+        } else {
+            query_memory.scores_per_token(&keys, &bytes, &mut scores, lane, comptime!(key.clone()));
+        }
+        if comptime!(key.norms) {
+            let first = page_now * comptime!(key.page_tokens) + chunk_now * 64;
+            chunk::apply_norms(key_norms, first, limit, lane, &mut scores);
+        }
+        // The next keys are on their way while these values are worked on, the next values
+        // while those keys are: one set of registers is enough, and more planes fit.
+        if c_next < end {
             chunk::load(
                 key_words,
                 key_pairs,
-                at,
-                c % chunks,
+                next,
+                c_next % chunks,
                 lane,
                 &mut keys,
                 comptime!(key.clone()),
             );
+        }
+        if comptime!(key.means) {
+            #[unroll]
+            for e in 0..8usize {
+                scores[e] += running.state[MEAN_SCORE];
+            }
+        }
+        if limit < 64 {
+            #[unroll]
+            for e in 0..8usize {
+                let inside = ((8 * e + lane / 4) as i32) < limit;
+                scores[e] = select(inside, scores[e], f32::new(LOWEST));
+            }
+        }
+        values(
+            &held,
+            &scores,
+            &mut running,
+            limit,
+            lane,
+            comptime!(value.clone()),
+        );
+        if c_next < end {
             chunk::load(
                 value_words,
                 value_pairs,
-                at,
-                c % chunks,
+                next,
+                c_next % chunks,
                 lane,
                 &mut held,
                 comptime!(value.clone()),
             );
-            if c + 1 < end {
-                let (p, v) = page(table, row.table + (c + 1) / chunks);
-                page_next = p;
-                valid_next = v;
-            }
-            if comptime!(key.means) {
-                new_page(&memory, key_means, at, lane, &mut running, head_dim);
-            }
         }
-        while c < end {
-            let chunk_now = c % chunks;
-            let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
-            let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
-            let limit = valid_now as i32 - 64 * chunk_now as i32;
-            if limit < 64 {
-                chunk::mask_parameters(&mut keys, limit, lane, comptime!(key.clone()));
-                chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
-            }
-            let mut scores = Array::<f32>::new(8usize);
-            if comptime!(per_channel) {
-                query_memory.scores_per_channel(&keys, &mut scores, lane, comptime!(key.clone()));
-            } else {
-                query_memory.scores_per_token(
-                    &keys,
-                    &bytes,
-                    &mut scores,
-                    lane,
-                    comptime!(key.clone()),
-                );
-            }
-            if comptime!(key.norms) {
-                let first = page_now * comptime!(key.page_tokens) + chunk_now * 64;
-                chunk::apply_norms(key_norms, first, limit, lane, &mut scores);
-            }
-            // The next keys are on their way while these values are worked on, the next values
-            // while those keys are: one set of registers is enough, and more planes fit.
-            if c + 1 < end {
-                chunk::load(
-                    key_words,
-                    key_pairs,
-                    next,
-                    (c + 1) % chunks,
-                    lane,
-                    &mut keys,
-                    comptime!(key.clone()),
-                );
-            }
-            if comptime!(key.means) {
-                #[unroll]
-                for e in 0..8usize {
-                    scores[e] += running.state[MEAN_SCORE];
+        if comptime!(value.means || key.means) {
+            if c_next >= end || page_next != page_now {
+                if comptime!(value.means) {
+                    flush_page(value_means, at, lane, &mut running, head_dim);
                 }
-            }
-            if limit < 64 {
-                #[unroll]
-                for e in 0..8usize {
-                    let inside = ((8 * e + lane / 4) as i32) < limit;
-                    scores[e] = select(inside, scores[e], f32::new(LOWEST));
-                }
-            }
-            values(
-                &held,
-                &scores,
-                &mut running,
-                limit,
-                lane,
-                comptime!(value.clone()),
-            );
-            if c + 1 < end {
-                chunk::load(
-                    value_words,
-                    value_pairs,
-                    next,
-                    (c + 1) % chunks,
-                    lane,
-                    &mut held,
-                    comptime!(value.clone()),
-                );
-            }
-            if comptime!(value.means || key.means) {
-                if c + 1 == end || page_next != page_now {
-                    if comptime!(value.means) {
-                        flush_page(value_means, at, lane, &mut running, head_dim);
-                    }
-                    if comptime!(key.means) {
-                        if c + 1 < end {
-                            new_page(&memory, key_means, next, lane, &mut running, head_dim);
-                        }
+                if comptime!(key.means) {
+                    if c_next < end {
+                        new_page(&memory, key_means, next, lane, &mut running, head_dim);
                     }
                 }
             }
-            page_now = page_next;
-            valid_now = valid_next;
-            if c + 2 < end {
-                let (p, v) = page(table, row.table + (c + 2) / chunks);
-                page_next = p;
-                valid_next = v;
-            }
-            c += 1;
         }
-        let mut warps = WarpMemory::new();
-        store_warp(
-            &mut warps,
-            &mut memory,
-            &running,
-            lane,
-            warp,
-            comptime!(value.clone()),
-        );
-        sync_cube();
-        combine(&warps, &mut memory, head_dim);
-        sync_cube();
+        page_now = page_next;
+        valid_now = valid_next;
+        c = c_next;
+        c_next = step(c, by_page, chunks, planes);
+        if c_next < end {
+            let (p, v) = page(table, row.table + c_next / chunks);
+            page_next = p;
+            valid_next = v;
+        }
     }
+    store_warp(
+        &mut warps,
+        &mut memory,
+        &running,
+        has_exact,
+        lane,
+        warp,
+        comptime!(value.clone()),
+    );
+    sync_cube();
+    combine(&warps, &mut memory, head_dim, planes);
+    sync_cube();
     finish::<F>(
         &mut memory,
         counters,

@@ -11,13 +11,16 @@ use super::attend::{Shape, attend as attend_kernel, merge_rows};
 use super::decode::decode;
 use super::fragments::unsupported;
 use super::spec::{PackedSide, Store};
-use super::tile::PLANES;
+use crate::backend::plan::EXACT_TOKENS;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
 /// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
 const PLANE: u32 = 32;
 /// Units of a cube where the device has that many.
-const UNITS: u32 = PLANE * PLANES as u32;
+const UNITS: u32 = 128;
+/// Planes of a cube of the tensor-core kernel. A cube of 512 units has one of the four quarters of
+/// a multiprocessor's registers for each of its units: 128, which is what the kernel needs.
+const DECODE_PLANES: u32 = 16;
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
 /// Arrays that the portable kernel binds.
@@ -62,7 +65,9 @@ impl Offers {
         let counts = properties.atomic_type_usage(count);
         Self {
             planes,
-            tensor_cores: planes && features.matmul.mma.contains(&product),
+            tensor_cores: planes
+                && features.matmul.mma.contains(&product)
+                && hardware.max_units_per_cube >= PLANE * DECODE_PLANES,
             merge: features.device_memory_scope
                 && counts.contains(cubecl::features::AtomicUsage::Add),
             units: hardware.max_units_per_cube.min(UNITS),
@@ -191,6 +196,7 @@ pub fn attend(
             .all(|tensor| tensor.is_contiguous())
     );
     let tensor_cores = offers.tensor_cores
+        && plan.exact_tokens <= EXACT_TOKENS * DECODE_PLANES as usize
         && [&key_side.store, &value_side.store]
             .into_iter()
             .all(|store| {
@@ -212,7 +218,11 @@ pub fn attend(
         },
         sink,
         slot_tokens,
-        planes: offers.planes,
+        planes: match (offers.planes, tensor_cores) {
+            (false, _) => 0,
+            (true, false) => (UNITS / PLANE) as usize,
+            (true, true) => DECODE_PLANES as usize,
+        },
         merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();
@@ -242,7 +252,7 @@ pub fn attend(
             decode::launch_unchecked(
                 &client,
                 cubes,
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(PLANE * DECODE_PLANES),
                 width,
                 array(&query, float),
                 array(&key, 16),
@@ -331,7 +341,13 @@ pub fn splits(client: &Client, kv_heads: usize) -> usize {
         hardware.num_streaming_multiprocessors,
         hardware.num_cpu_cores,
     ) {
-        (Some(count), _) => 3 * count as usize,
+        (Some(count), _) => {
+            std::env::var("CUBES")
+                .ok()
+                .and_then(|s| s.parse().ok())
+                .unwrap_or(1)
+                * count as usize
+        }
         (None, Some(cores)) => cores as usize,
         (None, None) => 64,
     };

@@ -58,11 +58,11 @@ pub fn merge<F: Float>(
     held: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: usize,
 ) {
     let units = CUBE_DIM as usize;
     // Weights of the partials, the division by their sum included.
-    if comptime!(planes) {
+    if comptime!(planes > 0) {
         let lane = UNIT_POS as usize % 32;
         let mut h = UNIT_POS as usize / 32;
         while h < heads {
@@ -113,7 +113,7 @@ pub fn merge<F: Float>(
     sync_cube();
     let quads = comptime!(heads * head_dim / 4);
     // Loads in flight on a GPU: the partials come from the L2, hundreds of cycles away.
-    let batch = comptime!(if planes { 16 } else { 1 });
+    let batch = comptime!(if planes > 0 { 8 } else { 1 });
     let mut i = UNIT_POS as usize;
     while i < held * comptime!(head_dim / 4) {
         let h = i / comptime!(head_dim / 4);

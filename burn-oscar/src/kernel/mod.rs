@@ -5,6 +5,7 @@ pub mod append;
 pub mod attend;
 pub mod chunk;
 pub mod decode;
+pub mod exact;
 pub mod fallback;
 pub mod field;
 pub mod fragments;

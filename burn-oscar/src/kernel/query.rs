@@ -22,7 +22,7 @@ pub struct QueryMemory {
     /// Sums of the query over each part's channels: `[parts, 4]`.
     pub sums: Shared<[f32]>,
     /// The query of each head as quads of channels, one quad further apart than they are long so
-    /// that four heads read from different banks. Only for per-channel keys.
+    /// that four heads read from different banks.
     pub padded: Shared<[F4]>,
     #[cube(comptime)]
     pub head_dim: usize,
@@ -35,10 +35,7 @@ impl QueryMemory {
             bytes: Shared::<[u32]>::new_slice(comptime!(8 * key.head_dim / 4)),
             unit: Shared::<[f32]>::new_slice(4usize),
             sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len())),
-            padded: Shared::<[F4]>::new_slice(comptime!(match key.parameters {
-                Parameters::ChannelPairs { .. } => 4 * (key.head_dim / 4 + 1),
-                _ => 1,
-            })),
+            padded: Shared::<[F4]>::new_slice(comptime!(4 * (key.head_dim / 4 + 1))),
             head_dim: comptime!(key.head_dim),
         }
     }
@@ -255,14 +252,12 @@ pub fn load_query(
     if lane < quads {
         out.bytes[(2 * warp) * quads + lane] = high;
         out.bytes[(2 * warp + 1) * quads + lane] = low;
-        if comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. })) {
-            let mut quad = F4::new(0.0);
-            #[unroll]
-            for k in 0..4usize {
-                quad.insert(k, values[k]);
-            }
-            out.padded[warp * comptime!(quads + 1) + lane] = quad;
+        let mut quad = F4::new(0.0);
+        #[unroll]
+        for k in 0..4usize {
+            quad.insert(k, values[k]);
         }
+        out.padded[warp * comptime!(quads + 1) + lane] = quad;
     }
     if lane == 0 {
         out.unit[warp] = largest * comptime!(1.0 / TOP);

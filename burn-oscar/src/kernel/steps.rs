@@ -1,8 +1,9 @@
 //! The plan of a step as words on the device, and how a cube reads its own part.
 //!
 //! ```text
-//! steps   items x [row + exact << 31, first, count, part]    chunks of history, or exact tokens
-//!         rows  x [slot, sinks, recent, parts, first_part, next, table, 0]
+//! steps   items x [row, first chunk, chunks, part, first exact token, exact tokens, row's place]
+//!         rows  x [row's place, next, 0]
+//!         a row's place: [slot, sinks, recent, parts, first part, table]
 //! table   page + tokens << 22, for each row from its `table` on
 //! ```
 //!
@@ -17,23 +18,25 @@ use crate::backend::plan::{ITEM_WORDS, PAGE_BITS, ROW_WORDS};
 #[derive(CubeType, Clone, Copy)]
 pub struct Item {
     pub row: usize,
-    /// Exact tokens, not chunks of history.
-    pub exact: bool,
+    /// Chunks of history.
     pub first: usize,
     pub count: usize,
     pub part: usize,
+    /// Exact tokens.
+    pub exact_first: usize,
+    pub exact_count: usize,
 }
 
 #[cube]
 pub fn item(steps: &[u32], index: usize) -> Item {
     let at = index * comptime!(ITEM_WORDS);
-    let head = steps[at];
     Item {
-        row: (head & 0x7fff_ffffu32) as usize,
-        exact: (head >> 31u32) == 1u32,
+        row: steps[at] as usize,
         first: steps[at + 1] as usize,
         count: steps[at + 2] as usize,
         part: steps[at + 3] as usize,
+        exact_first: steps[at + 4] as usize,
+        exact_count: steps[at + 5] as usize,
     }
 }
 
@@ -46,24 +49,41 @@ pub struct Row {
     /// Partial results, and the first of them.
     pub parts: usize,
     pub first_part: usize,
-    /// Position in the slot that the step's own token goes to.
-    pub next: usize,
     /// First entry of the page table.
     pub table: usize,
 }
 
+/// The row's place that begins at a word.
 #[cube]
-pub fn row(steps: &[u32], items: usize, index: usize) -> Row {
-    let at = items * comptime!(ITEM_WORDS) + index * comptime!(ROW_WORDS);
+fn row_at(steps: &[u32], at: usize) -> Row {
     Row {
         slot: steps[at] as usize,
         sinks: steps[at + 1] as usize,
         recent: steps[at + 2] as usize,
         parts: steps[at + 3] as usize,
         first_part: steps[at + 4] as usize,
-        next: steps[at + 5] as usize,
-        table: steps[at + 6] as usize,
+        table: steps[at + 5] as usize,
     }
+}
+
+/// The row of an item: its words stand beside the item's, to be loaded at the same time.
+#[cube]
+pub fn item_row(steps: &[u32], index: usize) -> Row {
+    row_at(steps, index * comptime!(ITEM_WORDS) + 6)
+}
+
+#[cube]
+pub fn row(steps: &[u32], items: usize, index: usize) -> Row {
+    row_at(
+        steps,
+        items * comptime!(ITEM_WORDS) + index * comptime!(ROW_WORDS),
+    )
+}
+
+/// Position in the slot that the step's own token of a row goes to.
+#[cube]
+pub fn next(steps: &[u32], items: usize, index: usize) -> usize {
+    steps[items * comptime!(ITEM_WORDS) + index * comptime!(ROW_WORDS) + 6] as usize
 }
 
 /// A page's number, and how many of its first tokens are valid.

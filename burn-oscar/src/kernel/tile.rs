@@ -7,8 +7,6 @@ use cubecl::prelude::*;
 
 /// Tokens of a tile.
 pub const TILE: usize = 64;
-/// Planes of a cube, on devices that have planes of 32 units.
-pub const PLANES: usize = 4;
 /// Below every score.
 pub const LOWEST: f32 = -1e30;
 
@@ -27,7 +25,7 @@ pub struct TileMemory {
     pub total: Shared<[f32]>,
     /// What the last tile multiplies older sums by.
     pub decay: Shared<[f32]>,
-    /// Sums of each plane `[PLANES, heads, head_dim]`, where there are planes.
+    /// Sums of each plane `[planes, heads, head_dim]`, where there are planes.
     pub planes: Shared<[f32]>,
 }
 
@@ -36,7 +34,7 @@ impl TileMemory {
     pub fn new(
         #[comptime] heads: usize,
         #[comptime] head_dim: usize,
-        #[comptime] planes: bool,
+        #[comptime] planes: usize,
     ) -> TileMemory {
         TileMemory {
             query: Shared::<[f32]>::new_slice(heads * head_dim),
@@ -45,8 +43,8 @@ impl TileMemory {
             max: Shared::<[f32]>::new_slice(heads),
             total: Shared::<[f32]>::new_slice(heads),
             decay: Shared::<[f32]>::new_slice(heads),
-            planes: Shared::<[f32]>::new_slice(comptime!(if planes {
-                PLANES * heads * head_dim
+            planes: Shared::<[f32]>::new_slice(comptime!(if planes > 0 {
+                planes * heads * head_dim
             } else {
                 1
             })),
@@ -91,9 +89,9 @@ pub fn softmax(
     memory: &mut TileMemory,
     count: usize,
     #[comptime] heads: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: usize,
 ) {
-    if planes {
+    if comptime!(planes > 0) {
         let lane = UNIT_POS as usize % 32;
         let step = CUBE_DIM as usize / 32;
         let mut h = UNIT_POS as usize / 32;
@@ -169,12 +167,12 @@ pub fn exact_tile<F: Float, N: Size>(
     #[comptime] sink: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: usize,
 ) {
     let width = N::value().comptime();
     let vectors = comptime!(head_dim / width);
     // Two neighbouring units share a token where they can add their halves up without a barrier.
-    let shares = comptime!(if planes { 2 } else { 1 });
+    let shares = comptime!(if planes > 0 { 2 } else { 1 });
     let own_vectors = comptime!(vectors / shares);
     let mut i = UNIT_POS as usize;
     // All units take part in every round, since they exchange halves in it.
@@ -222,7 +220,7 @@ pub fn exact_tile<F: Float, N: Size>(
         #[unroll]
         for h in 0..heads {
             let mut score = dots[h];
-            if comptime!(planes) {
+            if comptime!(planes > 0) {
                 score += plane_shuffle_xor(score, 1u32);
             }
             if t < count {
@@ -234,9 +232,9 @@ pub fn exact_tile<F: Float, N: Size>(
     sync_cube();
     softmax(memory, count, heads, planes);
     sync_cube();
-    if comptime!(planes) {
+    if comptime!(planes > 0) {
         exact_values::<F, N>(
-            memory, own_value, value_tier, at, first, count, sink, heads, head_dim,
+            memory, own_value, value_tier, at, first, count, sink, heads, head_dim, planes,
         );
     } else {
         let mut v = UNIT_POS as usize;
@@ -284,11 +282,11 @@ fn dot<F: Float, N: Size>(
     #[comptime] count: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
-    #[comptime] planes: bool,
+    #[comptime] planes: usize,
 ) {
     let width = N::value().comptime();
     // On a GPU all loads are in flight before the first is used.
-    let batch = comptime!(if planes {
+    let batch = comptime!(if planes > 0 {
         if count < 8 { count } else { 8 }
     } else {
         1
@@ -327,6 +325,7 @@ fn exact_values<F: Float, N: Size>(
     #[comptime] sink: usize,
     #[comptime] heads: usize,
     #[comptime] head_dim: usize,
+    #[comptime] planes: usize,
 ) {
     let width = N::value().comptime();
     let vectors = comptime!(head_dim / width);
@@ -336,7 +335,7 @@ fn exact_values<F: Float, N: Size>(
     let plane = UNIT_POS as usize / 32;
     let vector = lane % vectors;
     let group = plane * rows + lane / vectors;
-    let groups = comptime!(PLANES * rows);
+    let groups = comptime!(planes * rows);
     let mut sums = Array::<f32>::new(comptime!(heads * width));
     #[unroll]
     for i in 0..comptime!(heads * width) {
@@ -393,7 +392,7 @@ fn exact_values<F: Float, N: Size>(
     while i < comptime!(heads * head_dim) {
         let mut sum = memory.sums[i] * memory.decay[i / head_dim];
         #[unroll]
-        for p in 0..comptime!(PLANES) {
+        for p in 0..planes {
             sum += memory.planes[p * comptime!(heads * head_dim) + i];
         }
         memory.sums[i] = sum;

@@ -7,7 +7,7 @@ use super::chunk::{SCALE8_UNIT, W4, half2, pair, scales};
 use super::fragments::value_tiles;
 use super::query::{ROUND, TOP, multiply};
 use super::spec::{PackedSide, Parameters};
-use super::tile::{LOWEST, PLANES, TileMemory};
+use super::tile::{LOWEST, TileMemory};
 
 /// What a lane carries from chunk to chunk, for head `lane % 4`. Sums over tokens are those of
 /// the lane's own tokens; the eight lanes of a head are added up at the end.
@@ -285,28 +285,30 @@ pub fn flush_page(
 /// [`TileMemory::planes`].
 #[derive(CubeType)]
 pub struct WarpMemory {
-    /// `[PLANES, 4]`.
+    /// `[planes, 4]`.
     pub max: Shared<[f32]>,
-    /// `[PLANES, 4]`.
+    /// `[planes, 4]`.
     pub total: Shared<[f32]>,
 }
 
 #[cube]
 impl WarpMemory {
-    pub fn new() -> WarpMemory {
+    pub fn new(#[comptime] planes: usize) -> WarpMemory {
         WarpMemory {
-            max: Shared::<[f32]>::new_slice(comptime!(PLANES * 4)),
-            total: Shared::<[f32]>::new_slice(comptime!(PLANES * 4)),
+            max: Shared::<[f32]>::new_slice(planes * 4),
+            total: Shared::<[f32]>::new_slice(planes * 4),
         }
     }
 }
 
-/// Puts a plane's result into shared memory.
+/// Puts a plane's result into shared memory, together with that of its exact tokens, where it had
+/// any and left them there.
 #[cube]
 pub fn store_warp(
     out: &mut WarpMemory,
     memory: &mut TileMemory,
     running: &Running,
+    has_exact: bool,
     lane: usize,
     warp: usize,
     #[comptime] value: PackedSide,
@@ -314,42 +316,68 @@ pub fn store_warp(
     let head_dim = comptime!(value.head_dim);
     let head = lane % 4;
     let total = sum_rows(running.state[TOTAL]);
+    let mut max = running.state[MAX];
+    let mut exact = f32::new(0.0);
+    let mut exact_total = f32::new(0.0);
+    if has_exact {
+        let exact_max = out.max[warp * 4 + head];
+        exact_total = out.total[warp * 4 + head];
+        let before = max;
+        max = f32::max(before, exact_max);
+        exact = (exact_max - max).exp();
+    }
+    let weight = (running.state[MAX] - max).exp();
+    let mut offsets = Array::<f32>::new(comptime!(value.parts.len()));
+    #[unroll]
+    for part in 0..comptime!(value.parts.len()) {
+        offsets[part] = sum_rows(running.offsets[part]);
+    }
     let base = (warp * 4 + head) * head_dim + lane / 4;
     #[unroll]
     for i in 0..comptime!(head_dim / 8) {
-        memory.planes[base + 8 * i] = running.sums[i];
-    }
-    #[unroll]
-    for part in 0..comptime!(value.parts.len()) {
-        let offset = sum_rows(running.offsets[part]);
-        let start = comptime!(value.parts[part].start / 8);
-        let end = comptime!(start + value.parts[part].channels / 8);
-        #[unroll]
-        for i in start..end {
-            memory.planes[base + 8 * i] += offset;
+        let mut sum = running.sums[i];
+        let part = comptime!(
+            value
+                .parts
+                .iter()
+                .position(|part| (part.start..part.start + part.channels).contains(&(8 * i)))
+        );
+        if comptime!(part.is_some()) {
+            sum += offsets[comptime!(part.unwrap_or(0))];
         }
+        sum *= weight;
+        if has_exact {
+            sum += memory.planes[base + 8 * i] * exact;
+        }
+        memory.planes[base + 8 * i] = sum;
     }
+    sync_plane();
     if lane < 4 {
-        out.max[warp * 4 + lane] = running.state[MAX];
-        out.total[warp * 4 + lane] = total;
+        out.max[warp * 4 + lane] = max;
+        out.total[warp * 4 + lane] = total * weight + exact_total * exact;
     }
 }
 
 /// Adds the planes' results up, in the cube's memory.
 #[cube]
-pub fn combine(warps: &WarpMemory, memory: &mut TileMemory, #[comptime] head_dim: usize) {
+pub fn combine(
+    warps: &WarpMemory,
+    memory: &mut TileMemory,
+    #[comptime] head_dim: usize,
+    #[comptime] planes: usize,
+) {
     let mut i = UNIT_POS as usize;
     while i < comptime!(4 * head_dim) {
         let h = i / head_dim;
         let mut max = f32::new(LOWEST);
         #[unroll]
-        for w in 0..comptime!(PLANES) {
+        for w in 0..planes {
             max = f32::max(max, warps.max[w * 4 + h]);
         }
         let mut sum = f32::new(0.0);
         let mut total = f32::new(0.0);
         #[unroll]
-        for w in 0..comptime!(PLANES) {
+        for w in 0..planes {
             let weight = (warps.max[w * 4 + h] - max).exp();
             sum += memory.planes[w * comptime!(4 * head_dim) + i] * weight;
             total += warps.total[w * 4 + h] * weight;
