@@ -18,7 +18,7 @@ pub const MAX_PARTS: usize = 128;
 /// Exact tokens that one plane takes.
 pub const EXACT_TOKENS: usize = 16;
 /// The most exact tokens of an item, as far as the most parts allow.
-const ITEM_EXACT: usize = 256;
+const ITEM_EXACT: usize = 192;
 
 /// What one batch row attends to, besides the tokens of the call itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

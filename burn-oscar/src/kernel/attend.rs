@@ -151,7 +151,7 @@ pub fn finish<F: Float>(
     );
     if comptime!(shape.merge) {
         let mut arrived = Shared::<u32>::new();
-        // Publish the partial, then announce it; see what the others announced.
+        // Publish the partial, then announce it.
         sync_storage();
         if UNIT_POS == 0 {
             let counter = item.row * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
@@ -161,8 +161,10 @@ pub fn finish<F: Float>(
                 counters[counter].store(0u32);
             }
         }
-        sync_storage();
+        sync_cube();
         if *arrived as usize + 1 == row.parts {
+            // See what the others published.
+            sync_storage();
             let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.heads * MAX_PARTS));
             merge::<F>(
                 partials,

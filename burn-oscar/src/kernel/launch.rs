@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::attend::{Shape, attend as attend_kernel, merge_rows};
 use super::decode::decode;
 use super::fragments::unsupported;
-use super::spec::{PackedSide, Store};
+use super::spec::{PackedSide, Parameters, Store};
 use crate::backend::plan::EXACT_TOKENS;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
@@ -18,9 +18,18 @@ use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 const PLANE: u32 = 32;
 /// Units of a cube where the device has that many.
 const UNITS: u32 = 128;
-/// Planes of a cube of the tensor-core kernel. A cube of 512 units has one of the four quarters of
-/// a multiprocessor's registers for each of its units: 128, which is what the kernel needs.
+/// The most planes of a cube of the tensor-core kernel.
 const DECODE_PLANES: u32 = 16;
+
+/// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 16 planes
+/// there are 128 registers for each unit, which is what the kernel needs; folding the scales of
+/// channels into the query needs more, and has 168 with 12 planes.
+fn decode_planes(key: &Store) -> u32 {
+    match key.packed().map(|side| side.parameters) {
+        Some(Parameters::ChannelPairs { .. }) => 12,
+        _ => DECODE_PLANES,
+    }
+}
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
 /// Arrays that the portable kernel binds.
@@ -196,7 +205,7 @@ pub fn attend(
             .all(|tensor| tensor.is_contiguous())
     );
     let tensor_cores = offers.tensor_cores
-        && plan.exact_tokens <= EXACT_TOKENS * DECODE_PLANES as usize
+        && plan.exact_tokens <= EXACT_TOKENS * decode_planes(&key_side.store) as usize
         && [&key_side.store, &value_side.store]
             .into_iter()
             .all(|store| {
@@ -221,7 +230,7 @@ pub fn attend(
         planes: match (offers.planes, tensor_cores) {
             (false, _) => 0,
             (true, false) => (UNITS / PLANE) as usize,
-            (true, true) => DECODE_PLANES as usize,
+            (true, true) => decode_planes(&key_side.store) as usize,
         },
         merge: offers.merge,
     };
@@ -252,7 +261,7 @@ pub fn attend(
             decode::launch_unchecked(
                 &client,
                 cubes,
-                CubeDim::new_1d(PLANE * DECODE_PLANES),
+                CubeDim::new_1d(PLANE * shape.planes as u32),
                 width,
                 array(&query, float),
                 array(&key, 16),
@@ -334,20 +343,14 @@ pub fn attend(
     Ok(out)
 }
 
-/// Work items that fill the device: three cubes a multiprocessor, or one a core.
+/// Work items of a KV head that fill the device: one cube a multiprocessor, or one a core.
 pub fn splits(client: &Client, kv_heads: usize) -> usize {
     let hardware = &client.properties().hardware;
     let cubes = match (
         hardware.num_streaming_multiprocessors,
         hardware.num_cpu_cores,
     ) {
-        (Some(count), _) => {
-            std::env::var("CUBES")
-                .ok()
-                .and_then(|s| s.parse().ok())
-                .unwrap_or(1)
-                * count as usize
-        }
+        (Some(count), _) => count as usize,
         (None, Some(cores)) => cores as usize,
         (None, None) => 64,
     };
