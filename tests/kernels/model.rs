@@ -11,8 +11,8 @@ use qwen3::sampling::Sampler;
 
 use crate::logits::checkpoint::{Checkpoint, copy};
 
-const PROMPT: usize = 90;
-const NEW_TOKENS: usize = 8;
+const PROMPT: usize = 76;
+const NEW_TOKENS: usize = 5;
 
 /// Greedy tokens, launches of fused kernels, and layers times decoded tokens.
 fn continuation(device: &Device) -> (Vec<u32>, [u64; 2]) {
@@ -42,6 +42,10 @@ fn continuation(device: &Device) -> (Vec<u32>, [u64; 2]) {
     )
     .expect("generates");
     assert!(cache.memory().page_bytes > 0, "nothing was packed");
+    println!(
+        "prefill {:?}, {} steps {:?}",
+        generation.prefill, generation.decode_steps, generation.decode
+    );
     let layers = checkpoint.loaded.config.num_layers;
     let steps = (generation.decode_steps * layers) as u64;
     (generation.tokens, [fused_calls() - before, steps])

@@ -93,8 +93,9 @@ impl KvCache {
     pub(super) fn fixed_plan(&mut self, rows: &[usize], scale: f64) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(0, rows);
         let words = plan_words(&rows, &self.limits());
-        // Room for all pages of the pool, and for as many again that forks share.
-        let capacity = (2 * self.pool.pages()).max(words.table.len());
+        // Pages that rows share are in the table more than once, but no page is shared anew while
+        // the sequences stay the same: they can add as many as the pool has, and no more.
+        let capacity = words.table.len() + self.pool.pages();
         let plan = AttentionPlan {
             items: words.items,
             parts: words.items,
@@ -107,7 +108,8 @@ impl KvCache {
         plan
     }
 
-    /// Writes the plan of the same rows' present lengths over `plan`. False where it does not fit.
+    /// Writes the plan of the same sequences' present lengths over `plan`. False where it does not
+    /// fit, which [`fixed_plan`](Self::fixed_plan)'s capacity rules out.
     pub(super) fn renew_plan(&self, plan: &mut AttentionPlan<Dispatch>, rows: &[usize]) -> bool {
         let rows = self.plan_rows(0, rows);
         let words = plan_words(&rows, &self.limits());
