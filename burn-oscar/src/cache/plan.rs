@@ -96,7 +96,7 @@ impl KvCache {
         // Pages that rows share are in the table more than once, but no page is shared anew while
         // the sequences stay the same: they can add as many as the pool has, and no more.
         let capacity = words.table.len() + self.pool.pages();
-        let plan = AttentionPlan {
+        AttentionPlan {
             items: words.items,
             parts: words.items,
             counters: self.counters(rows.len()).into_dispatch(),
@@ -104,8 +104,7 @@ impl KvCache {
             table: self.words(padded(&words.table, capacity)).into_dispatch(),
             rows: Arc::new(rows),
             scale,
-        };
-        plan
+        }
     }
 
     /// Writes the plan of the same sequences' present lengths over `plan`. False where it does not
@@ -151,6 +150,6 @@ fn overwrite(held: &mut burn::backend::DispatchTensor, words: Tensor<1, Int>) {
     let mut tensor = Tensor::<1, Int>::from_dispatch(held.clone());
     // The clone above would make the write a copy.
     *held = words.clone().into_dispatch();
-    tensor.inplace(|tensor| tensor.slice_assign([0..length], words));
+    tensor.inplace(|tensor| tensor.slice_assign(0..length, words));
     *held = tensor.into_dispatch();
 }
