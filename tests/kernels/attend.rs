@@ -6,7 +6,7 @@ use burn_oscar::quantizer::Role;
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method};
 use capabilities::recipes::{Noise, kernel_device, methods};
 
-use super::{error, numbers};
+use super::{alone, error, numbers};
 
 /// What a call is made of.
 #[derive(Clone, Copy, Debug)]
@@ -203,12 +203,14 @@ type Lengths = ([usize; 2], Option<usize>);
 
 #[test]
 fn heads_of_64_channels() {
+    let _alone = alone();
     let lengths = [([700, 330], None), ([700, 90], Some(400)), ([1, 2], None)];
     every_recipe(0, 0, CASE, &lengths);
 }
 
 #[test]
 fn heads_of_128_channels() {
+    let _alone = alone();
     let case = Case {
         head_dim: 128,
         ..CASE
@@ -218,6 +220,7 @@ fn heads_of_128_channels() {
 
 #[test]
 fn no_windows() {
+    let _alone = alone();
     let case = Case {
         sink: 0,
         recent: 0,

@@ -7,7 +7,7 @@ use burn_oscar::backend::fused_calls;
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig};
 use capabilities::recipes::{Noise, kernel_device, method};
 
-use super::{error, numbers};
+use super::{alone, error, numbers};
 
 const LAYERS: usize = 2;
 const KV_HEADS: usize = 2;
@@ -123,6 +123,7 @@ fn check(name: &str, lengths: [usize; 2], steps: usize, pages: [usize; 2]) {
 
 #[test]
 fn replayed_steps_are_those_of_attend() {
+    let _alone = alone();
     // Row 0 packs a page with tokens 2 and 66, row 1 with 5 and 69.
     let [first, second] = [SINK + RECENT + 64 - 2, SINK + RECENT + 2 * 64 - 5];
     check("kivi", [first, second], 70, [2, 3]);
@@ -130,6 +131,7 @@ fn replayed_steps_are_those_of_attend() {
 
 #[test]
 fn replayed_steps_of_other_recipes() {
+    let _alone = alone();
     let length = SINK + RECENT + 64;
     check("oscar_scaled", [length - 1, length - 3], 5, [1, 1]);
     let length = SINK + RECENT + 256;

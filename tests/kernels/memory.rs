@@ -7,6 +7,8 @@ use capabilities::recipes::{Noise, kernel_device, method};
 use cubecl::client::Client;
 use cubecl::{MemoryScope, MemoryUsage};
 
+use super::alone;
+
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
 
@@ -60,6 +62,7 @@ fn decode(cache: &mut KvCache, steps: usize, noise: &mut Noise) {
 
 #[test]
 fn no_step_copies_a_pool() {
+    let _alone = alone();
     let device = kernel_device();
     let mut noise = Noise(5);
     let mut cache = cache(&mut noise, &device);

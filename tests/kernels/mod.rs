@@ -7,7 +7,16 @@ mod model;
 mod pack;
 mod real;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::tensor::{DType, Tensor};
+
+/// Lets the tests of this folder take turns where they share a process: launches are counted for
+/// all of it, and a graph is captured while the device is doing nothing else.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     let numbers: Vec<f32> = tensor.cast(DType::F32).try_into_vec_as().unwrap();

@@ -9,6 +9,7 @@ use capabilities::recipes::kernel_device;
 use qwen3::generate::{GenerateOptions, generate};
 use qwen3::sampling::Sampler;
 
+use super::alone;
 use crate::logits::checkpoint::{Checkpoint, copy};
 
 const PROMPT: usize = 76;
@@ -53,6 +54,7 @@ fn continuation(device: &Device) -> (Vec<u32>, [u64; 2]) {
 
 #[test]
 fn greedy_tokens_are_those_of_flex_and_kernels_chose_them() {
+    let _alone = alone();
     let (found, [launches, steps]) = continuation(&kernel_device());
     assert_eq!(launches, steps, "one for each layer and decoded token");
     let (expected, [launches, _]) = continuation(&Device::flex());

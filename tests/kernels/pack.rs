@@ -11,6 +11,8 @@ use burn_oscar::{KvCacheConfig, Method};
 use capabilities::fixtures::Fixture;
 use capabilities::recipes::{Noise, kernel_device, method, methods};
 
+use super::alone;
+
 fn layer(method: &Method, heads: usize, head_dim: usize, dtype: DType, device: &Device) -> Layer {
     let cache = KvCacheConfig::new(1, heads, head_dim)
         .with_method(method.clone().with_sink(3).with_recent(5))
@@ -154,6 +156,7 @@ fn random(shape: [usize; 4], seed: u64) -> [Vec<f32>; 2] {
 
 #[test]
 fn packed_pages_are_those_of_the_portable_body() {
+    let _alone = alone();
     for (name, method) in methods() {
         let tokens = method.page_tokens();
         for (i, (heads, head_dim, dtype)) in [
@@ -173,6 +176,7 @@ fn packed_pages_are_those_of_the_portable_body() {
 
 #[test]
 fn other_head_sizes_pack_as_well() {
+    let _alone = alone();
     for (name, method) in methods() {
         for head_dim in [80, 96] {
             let shape = [1, 1, method.page_tokens(), head_dim];
@@ -183,6 +187,7 @@ fn other_head_sizes_pack_as_well() {
 
 #[test]
 fn real_activations_pack_alike() {
+    let _alone = alone();
     let golden = Fixture::golden();
     for (name, method) in methods() {
         let tokens = method.page_tokens();
@@ -204,6 +209,7 @@ type Kind = (&'static str, fn(usize, usize) -> f32);
 
 #[test]
 fn degenerate_groups_pack_alike() {
+    let _alone = alone();
     let kinds: [Kind; 7] = [
         ("zero", |_, _| 0.0),
         ("constant", |_, _| 0.75),
@@ -238,6 +244,7 @@ fn degenerate_groups_pack_alike() {
 
 #[test]
 fn demoted_tokens_are_those_of_the_portable_body() {
+    let _alone = alone();
     let mut noise = Noise(3);
     for (name, method) in methods() {
         let (heads, head_dim, page) = (2, 64, method.page_tokens());
@@ -281,6 +288,7 @@ fn demoted_tokens_are_those_of_the_portable_body() {
 /// dimensions matters.
 #[test]
 fn held_pools_stay_and_strides_do_not_matter() {
+    let _alone = alone();
     let (heads, head_dim, method) = (2, 64, method("oscar_scaled"));
     let tokens = method.page_tokens();
     let device = kernel_device();
@@ -307,6 +315,7 @@ fn held_pools_stay_and_strides_do_not_matter() {
 /// What the kernels do not cover falls back to the portable body and is right all the same.
 #[test]
 fn odd_bits_fall_back() {
+    let _alone = alone();
     let mut side = Method::hadamard_centred().key_side().clone();
     let mut clipped = Method::kivi().key_side().clone();
     if let (Some(odd), Some(clipped)) = (&mut side.quantizer, &mut clipped.quantizer) {

@@ -6,7 +6,7 @@ use capabilities::fixtures::Fixture;
 use capabilities::golden::{HEAD_DIM, KV_HEADS, golden_calibration};
 use capabilities::recipes::{Noise, kernel_device};
 
-use super::{error, numbers};
+use super::{alone, error, numbers};
 
 const SINK: usize = 5;
 const RECENT: usize = 7;
@@ -64,12 +64,14 @@ fn check(method: &Method) {
 
 #[test]
 fn attention_of_real_activations() {
+    let _alone = alone();
     check(&Method::kivi());
     check(&Method::hadamard_centred());
 }
 
 #[test]
 fn attention_of_calibrated_real_activations() {
+    let _alone = alone();
     let calibration = golden_calibration("transform_coded", 1);
     check(&Method::transform_coded(&calibration).unwrap());
 }
