@@ -3,5 +3,5 @@
 pub mod dense;
 pub mod fixtures;
 pub mod golden;
-#[cfg(feature = "cpu")]
+#[cfg(feature = "cube")]
 pub mod recipes;

@@ -3,12 +3,11 @@
 mod autodiff;
 mod cache_properties;
 mod calibrated;
+mod decode;
 mod degenerate;
 mod errors;
-#[cfg(feature = "cpu")]
-mod kernels_attend;
-#[cfg(feature = "cpu")]
-mod kernels_pack;
+#[cfg(feature = "cube")]
+mod kernels;
 mod logits;
 mod memory;
 mod quantizers;

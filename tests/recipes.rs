@@ -6,20 +6,27 @@ use burn_oscar::method::{Side, TransformKind};
 
 use crate::golden::golden_calibration;
 
-/// The CubeCL device under test: `BURN_OSCAR_DEVICE`, or CubeCL's CPU runtime.
+/// The CubeCL device under test: the CPU runtime, or the first GPU where `BURN_OSCAR_DEVICE` is
+/// `cuda`.
+///
+/// # Panics
+/// For a device that this build does not have.
 pub fn kernel_device() -> Device {
     match std::env::var("BURN_OSCAR_DEVICE").as_deref() {
         #[cfg(feature = "cuda")]
         Ok("cuda") => Device::cuda(0),
-        Ok(other) => {
-            panic!("BURN_OSCAR_DEVICE={other}: this build knows cpu, and cuda with the feature")
-        }
-        Err(_) => Device::cpu(),
+        #[cfg(feature = "cpu")]
+        Err(_) | Ok("cpu") => Device::cpu(),
+        other => panic!(
+            "BURN_OSCAR_DEVICE is {other:?}: set it to cpu or cuda, and build with the feature of \
+             that name"
+        ),
     }
 }
 
-/// The presets that pack, calibrated ones with the quantisers of an artifact: the operations
-/// take transformed vectors, so the matrices do not matter and any head size will do.
+/// Every recipe, by name: the presets at two bits and, where they allow it, at four, one with an
+/// exact side, and `exact`. The operations take transformed vectors, so nothing is transformed
+/// here: matrix products on CubeCL's CPU runtime take longer than all kernels.
 pub fn methods() -> Vec<(String, Method)> {
     let mut methods: Vec<_> = [
         "round_to_nearest",
@@ -32,11 +39,9 @@ pub fn methods() -> Vec<(String, Method)> {
     .into();
     for name in ["oscar", "transform_coded"] {
         let calibrated = Method::calibrated(name, &golden_calibration(name, 1)).unwrap();
-        let [key, value] = [calibrated.key_side(), calibrated.value_side()].map(|side| Side {
-            transform: TransformKind::Hadamard,
-            quantizer: side.quantizer.clone(),
-        });
-        let method = Method::hadamard().with_key_side(key).with_value_side(value);
+        let method = Method::hadamard()
+            .with_key_side(calibrated.key_side().clone())
+            .with_value_side(calibrated.value_side().clone());
         methods.push((name.to_string(), method));
     }
     for name in ["kivi", "hadamard", "hadamard_centred", "oscar_scaled"] {
@@ -49,7 +54,28 @@ pub fn methods() -> Vec<(String, Method)> {
         quantizer.group_size = Some(16);
     }
     methods.push(("exact values".into(), Method::exact().with_key_side(side)));
+    methods.push(("exact".into(), Method::exact()));
+    let methods = methods.into_iter();
     methods
+        .map(|(name, method)| (name, untransformed(method)))
+        .collect()
+}
+
+/// The recipe of [`methods`] called `name`.
+///
+/// # Panics
+/// If there is none.
+pub fn method(name: &str) -> Method {
+    let found = methods().into_iter().find(|(known, _)| known == name);
+    found.unwrap_or_else(|| panic!("no recipe {name}")).1
+}
+
+fn untransformed(method: Method) -> Method {
+    let [key, value] = [method.key_side(), method.value_side()].map(|side| Side {
+        transform: TransformKind::Identity,
+        quantizer: side.quantizer.clone(),
+    });
+    method.with_key_side(key).with_value_side(value)
 }
 
 /// Numbers that look random, bell-shaped, with outliers.
@@ -80,6 +106,11 @@ impl Noise {
         (0..6).map(|_| uniform(self)).sum::<f32>() * 1.414
     }
 
+    /// So many [`number`](Self::number)s.
+    pub fn numbers(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.number()).collect()
+    }
+
     /// A tensor of [`normal`](Self::normal) numbers.
     pub fn query(&mut self, shape: [usize; 4], dtype: DType, device: &Device) -> Tensor<4> {
         let numbers: Vec<f32> = (0..shape.iter().product::<usize>())
@@ -95,9 +126,7 @@ impl Noise {
         dtype: DType,
         device: &Device,
     ) -> Tensor<D> {
-        let numbers: Vec<f32> = (0..shape.iter().product::<usize>())
-            .map(|_| self.number())
-            .collect();
+        let numbers = self.numbers(shape.iter().product());
         Tensor::<D>::from_data(TensorData::new(numbers, shape), device).cast(dtype)
     }
 }

@@ -45,14 +45,18 @@ impl Checkpoint {
 
     /// Loads the checkpoint at `path`, which holds the same weights as the fixture `name`.
     pub fn load(name: &str, path: &Path) -> Self {
-        let device = Device::flex();
-        let loaded = load(path, &device).unwrap_or_else(|error| panic!("{name}: {error}"));
+        Self::load_on(name, path, &Device::flex())
+    }
+
+    /// The same on any device.
+    pub fn load_on(name: &str, path: &Path, device: &Device) -> Self {
+        let loaded = load(path, device).unwrap_or_else(|error| panic!("{name}: {error}"));
         let reference = Fixture::open(&format!("{name}/logits.safetensors"));
         let (_, tokens) = reference.numbers("tokens");
         let (shape, logits) = reference.numbers("logits");
         assert_eq!(shape, [tokens.len(), loaded.config.vocab_size]);
         Self {
-            device,
+            device: device.clone(),
             tokens: tokens.iter().map(|&token| token as i32).collect(),
             logits: logits.chunks(shape[1]).map(<[f32]>::to_vec).collect(),
             loaded,

@@ -71,11 +71,16 @@ pub fn run(args: &Args) -> Result<()> {
         }
         (State::Missing | State::Prepared, false) => {
             install_packages()?;
-            prepare(&folder)?;
+            write_folder(&folder)?;
         }
         (State::Prepared, true) => {}
     }
     verify(&folder)
+}
+
+/// Makes sure that the feature `cpu` can be built, as [`run`] does.
+pub fn prepare() -> Result<()> {
+    run(&Args { check: false })
 }
 
 /// What lies where CubeCL's build script looks for its LLVM.
@@ -175,7 +180,7 @@ fn is_installed(package: &str) -> bool {
         .is_ok_and(|output| output.stdout == b"installed")
 }
 
-fn prepare(folder: &Path) -> Result<()> {
+fn write_folder(folder: &Path) -> Result<()> {
     let bin = folder.join("bin");
     workspace::create_folder(&bin)?;
     let wrapper = bin.join("llvm-config");
@@ -278,8 +283,8 @@ mod tests {
     fn preparing_twice_is_preparing_once() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("llvm");
-        prepare(&folder).unwrap();
-        prepare(&folder).unwrap();
+        write_folder(&folder).unwrap();
+        write_folder(&folder).unwrap();
         assert_eq!(State::of(&folder), State::Prepared);
     }
 
@@ -287,7 +292,7 @@ mod tests {
     #[test]
     fn wrapper_answers_for_the_system_libraries() {
         let home = tempfile::tempdir().unwrap();
-        prepare(home.path()).unwrap();
+        write_folder(home.path()).unwrap();
         let mut wrapper = Command::new(home.path().join("bin/llvm-config"));
         wrapper.args(["--link-static", "--system-libs"]);
         let answer = process::capture(&mut wrapper, "").unwrap();

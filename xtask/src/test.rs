@@ -1,8 +1,11 @@
 //! `cargo xtask test`: what continuous integration runs.
+//!
+//! The kernels are tested on CubeCL's CPU runtime, which needs no GPU but LLVM; where that cannot be
+//! had, everything else is still tested.
 
 use crate::{
-    error::Result,
-    features, model, process, text,
+    error::{Error, Result},
+    features, llvm, model, process, text,
     workspace::{self, CARGO_REMEDY},
 };
 use std::{
@@ -25,13 +28,21 @@ pub fn run(args: &Args) -> Result<()> {
         false => Some((model::fetch()?, text::fetch()?)),
     };
     features::check_forwarding()?;
+    let llvm = llvm::prepare();
+    if let Err(error) = &llvm {
+        eprintln!("\n{}", without_kernels(error));
+    }
+    let backends = match &llvm {
+        Ok(()) => CPU_RUNTIME,
+        Err(_) => &[],
+    };
 
     let mut times = vec![];
-    for (name, mut command) in checks(args.fast) {
+    for (name, mut command) in checks(args.fast, backends) {
         times.push((name, timed(&mut command)?));
     }
 
-    let mut tests = tests(has_nextest());
+    let mut tests = tests(has_nextest(), backends);
     match model {
         Some((model, texts)) => tests
             .env("BURN_OSCAR_MODEL", model)
@@ -41,52 +52,58 @@ pub fn run(args: &Args) -> Result<()> {
             .env_remove("BURN_OSCAR_TEXT"),
     };
     eprintln!("\nChecks passed: {}. Now the tests.", summary(&times));
-    timed(&mut tests).map(drop)
+    timed(&mut tests).map(drop)?;
+    if let Err(error) = &llvm {
+        eprintln!("\n{}", without_kernels(error));
+    }
+    Ok(())
+}
+
+/// CubeCL's CPU runtime wherever a crate has a use for it. Every step gets the same features:
+/// others would compile Burn again.
+const CPU_RUNTIME: &[&str] = &["--features", "capabilities/cpu,benches/cpu"];
+
+fn without_kernels(error: &Error) -> String {
+    format!(
+        "The tests of the CubeCL kernels are left out, for LLVM 22 is missing: {error}.\n\
+         All other tests run."
+    )
 }
 
 /// The checks before the tests, by name. All of them build with the release profile, so that they
 /// share build scripts and procedural macros with the tests.
-fn checks(fast: bool) -> Vec<(&'static str, Command)> {
+fn checks(fast: bool, backends: &[&str]) -> Vec<(&'static str, Command)> {
+    let mut lints = build(&["clippy", "--all-targets"], backends);
+    lints.args(["--", "-D", "warnings"]);
     let mut checks = vec![
         ("format", cargo(&["fmt", "--all", "--check"])),
-        (
-            "lints",
-            cargo(&[
-                "clippy",
-                "--release",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ]),
-        ),
+        ("lints", lints),
     ];
     if !fast {
-        let mut doc = cargo(&["doc", "--release", "--workspace", "--no-deps"]);
+        let mut doc = build(&["doc", "--no-deps"], backends);
         doc.env("RUSTDOCFLAGS", "-D warnings");
         checks.push(("documentation", doc));
         checks.push((
             "examples in the documentation",
-            cargo(&["test", "--release", "--workspace", "--doc"]),
+            build(&["test", "--doc"], backends),
         ));
     }
     checks
 }
 
 /// The tests, by nextest where it is installed: it runs the tests of all binaries in parallel.
-fn tests(nextest: bool) -> Command {
+fn tests(nextest: bool, backends: &[&str]) -> Command {
     match nextest {
-        true => cargo(&["nextest", "run", "--release", "--workspace"]),
-        false => cargo(&[
-            "test",
-            "--release",
-            "--workspace",
-            "--lib",
-            "--bins",
-            "--tests",
-        ]),
+        true => build(&["nextest", "run"], backends),
+        false => build(&["test", "--lib", "--bins", "--tests"], backends),
     }
+}
+
+/// A Cargo command for the whole workspace, from the one build that all of them share.
+fn build(arguments: &[&str], backends: &[&str]) -> Command {
+    let mut cargo = cargo(arguments);
+    cargo.args(["--release", "--workspace"]).args(backends);
+    cargo
 }
 
 fn has_nextest() -> bool {
@@ -114,10 +131,17 @@ fn summary(times: &[(&str, Duration)]) -> String {
 mod tests {
     use super::*;
 
+    fn arguments(command: &Command) -> Vec<String> {
+        let arguments = command.get_args();
+        arguments
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect()
+    }
+
     #[test]
     fn fast_leaves_out_documentation_only() {
         let names = |fast| {
-            checks(fast)
+            checks(fast, &[])
                 .into_iter()
                 .map(|(name, _)| name)
                 .collect::<Vec<_>>()
@@ -129,17 +153,33 @@ mod tests {
 
     #[test]
     fn nextest_is_optional() {
-        let arguments = |nextest| {
-            let command = tests(nextest);
-            command
-                .get_args()
-                .map(|a| a.to_string_lossy().into_owned())
-                .collect::<Vec<_>>()
-        };
+        let arguments = |nextest| arguments(&tests(nextest, &[]));
         assert_eq!(arguments(true)[0], "nextest");
         assert_eq!(arguments(false)[0], "test");
         // Documentation tests have their own step.
         assert!(!arguments(false).contains(&"--doc".to_owned()));
+    }
+
+    #[test]
+    fn every_step_builds_with_the_same_features() {
+        for backends in [CPU_RUNTIME, &[]] {
+            let mut steps = checks(false, backends);
+            steps.extend([true, false].map(|nextest| ("tests", tests(nextest, backends))));
+            for (name, command) in steps.iter().filter(|(name, _)| *name != "format") {
+                let arguments = arguments(command);
+                let build = arguments.split(|argument| argument == "--").next();
+                let build = build.unwrap_or_default().join(" ");
+                let end = ["--release", "--workspace"].iter().chain(backends);
+                let end = end.copied().collect::<Vec<_>>().join(" ");
+                assert!(build.ends_with(&end), "{name}: {build}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_llvm_is_said_with_its_reason() {
+        let text = without_kernels(&Error::Refused("no apt-get here".into()));
+        assert!(text.contains("kernels are left out") && text.contains("no apt-get here"));
     }
 
     #[test]

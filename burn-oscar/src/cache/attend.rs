@@ -89,6 +89,7 @@ impl KvCache {
             self.check_numbers(layer, &key, &value)?;
         }
         self.check_room(layer, &rows, tokens)?;
+        self.outdate_plan();
 
         let mut outputs = Vec::new();
         let mut done = 0;

@@ -3,7 +3,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{AttentionOptions, KvCache};
+use super::{AttentionOptions, KvCache, SequenceId};
 use crate::backend::{self, AttentionPlan, Demotion};
 use crate::error::{Error, Result};
 use burn::backend::Dispatch;
@@ -11,8 +11,13 @@ use burn::backend::Dispatch;
 /// The plan that [`KvCache::decode`] follows.
 #[derive(Debug)]
 pub(super) struct DecodePlan {
-    pub rows: Vec<usize>,
-    pub plan: AttentionPlan<Dispatch>,
+    rows: Vec<usize>,
+    /// The rows' sequences: while they are the same, every later plan fits this one's tensors.
+    ids: Vec<SequenceId>,
+    plan: AttentionPlan<Dispatch>,
+    /// Whether the sequences are as planned. An outdated plan is kept for its tensors, which
+    /// captured graphs go on reading.
+    current: bool,
 }
 
 impl KvCache {
@@ -37,13 +42,15 @@ impl KvCache {
             self.check_numbers(layer, &key, &value)?;
         }
         self.check_room(layer, &rows, key.dims()[2])?;
+        self.outdate_plan();
         self.append(layer, &rows, key, value)
     }
 
     /// Plans one further token for each row of `options`, for [`decode`](Self::decode). The plan
-    /// lies on the device at an address that later plans keep, so that a step of `decode` calls
-    /// can be captured ([`burn::tensor::capture`]) and replayed, with
-    /// [`commit_decode`](Self::commit_decode) after each replay:
+    /// lies on the device, and later plans for the same sequences in the same order, with the same
+    /// scale, are written over it. So a step of `decode` calls can be captured
+    /// ([`burn::tensor::capture`]) and replayed, with [`commit_decode`](Self::commit_decode) after
+    /// each replay:
     ///
     /// ```text
     /// cache.plan_decode(options)?;
@@ -52,17 +59,24 @@ impl KvCache {
     /// loop { unsafe { graph.replay() }; cache.commit_decode()?; }
     /// ```
     ///
+    /// Any other call that changes the sequences ends the plan, until this one is called again.
+    /// After it, a graph captured before still serves the same sequences, order and scale; for
+    /// others, capture again.
+    ///
     /// # Errors
-    /// Those of [`attend`](Self::attend); [`Error::UnevenLayers`] in the middle of a step.
+    /// Those of [`attend`](Self::attend); [`Error::UnevenLayers`] in the middle of a step. There is
+    /// no plan then.
     pub fn plan_decode(&mut self, options: &AttentionOptions) -> Result<()> {
+        self.outdate_plan();
         let rows = self.rows(options)?;
         for &row in &rows {
             super::manage::check_even(&self.sequences[row])?;
         }
         self.check_room(0, &rows, 1)?;
         let scale = self.scale(options)?;
+        let ids: Vec<_> = rows.iter().map(|&row| self.sequences[row].id).collect();
         let plan = match self.decode_plan.take() {
-            Some(mut held) if held.rows == rows && held.plan.scale == scale => {
+            Some(mut held) if held.ids == ids && held.plan.scale == scale => {
                 match self.renew_plan(&mut held.plan, &rows) {
                     true => held.plan,
                     false => self.fixed_plan(&rows, scale),
@@ -70,7 +84,12 @@ impl KvCache {
             }
             _ => self.fixed_plan(&rows, scale),
         };
-        self.decode_plan = Some(DecodePlan { rows, plan });
+        self.decode_plan = Some(DecodePlan {
+            rows,
+            ids,
+            plan,
+            current: true,
+        });
         Ok(())
     }
 
@@ -80,7 +99,8 @@ impl KvCache {
     /// searched for NaN, since that would wait for the device.
     ///
     /// # Errors
-    /// [`Error::Option`] without a plan; [`Error::Layer`], [`Error::Shape`], [`Error::Dtype`],
+    /// [`Error::Option`] without a plan, or where the sequences have changed since;
+    /// [`Error::Layer`], [`Error::Shape`], [`Error::Dtype`], [`Error::Device`],
     /// [`Error::HeadRatio`].
     pub fn decode(
         &mut self,
@@ -90,9 +110,7 @@ impl KvCache {
         value: Tensor<4>,
     ) -> Result<Tensor<4>> {
         self.layer(layer)?;
-        let Some(held) = &self.decode_plan else {
-            return Err(no_plan());
-        };
+        let held = self.current_plan()?;
         if query.dims()[2] != 1 {
             return Err(Error::Shape {
                 tensor: "query",
@@ -117,34 +135,48 @@ impl KvCache {
     /// are due, and plans the next token at the same addresses.
     ///
     /// # Errors
-    /// [`Error::Option`] without a plan. [`Error::PoolExhausted`] where no page is left for the
-    /// *next* token: the tokens so far are held, the plan is gone.
+    /// [`Error::Option`] without a plan, or where the sequences have changed since.
+    /// [`Error::PoolExhausted`] where no page is left for the *next* token: the tokens so far are
+    /// held, and the plan has ended.
     pub fn commit_decode(&mut self) -> Result<()> {
+        let rows = self.current_plan()?.rows.clone();
+        self.outdate_plan();
+        // `plan_decode` and the last commit made sure of the pages.
+        for layer in 0..self.layers.len() {
+            self.count_token(layer, &rows)?;
+        }
+        self.check_room(0, &rows, 1)?;
         let Some(mut held) = self.decode_plan.take() else {
             return Err(no_plan());
         };
-        // `plan_decode` and the last commit made sure of the pages.
-        for layer in 0..self.layers.len() {
-            self.count_token(layer, &held.rows)?;
-        }
-        self.check_room(0, &held.rows, 1)?;
-        if !self.renew_plan(&mut held.plan, &held.rows) {
-            held.plan = self.fixed_plan(&held.rows, held.plan.scale);
-        }
+        held.current = self.renew_plan(&mut held.plan, &rows);
         self.decode_plan = Some(held);
-        Ok(())
+        self.current_plan().map(drop)
+    }
+
+    /// To be called before sequences change: what is planned is then planned for others.
+    pub(super) fn outdate_plan(&mut self) {
+        if let Some(held) = &mut self.decode_plan {
+            held.current = false;
+        }
+    }
+
+    fn current_plan(&self) -> Result<&DecodePlan> {
+        let held = self.decode_plan.as_ref();
+        held.filter(|held| held.current).ok_or_else(no_plan)
     }
 
     /// The layer and the plan of the next [`decode`](Self::decode): for benchmarks of the
     /// operation alone.
     ///
     /// # Errors
-    /// [`Error::Option`] without a plan; [`Error::Layer`].
+    /// [`Error::Option`] without a plan, or where the sequences have changed since;
+    /// [`Error::Layer`].
     pub fn decode_parts(
         &self,
         layer: usize,
     ) -> Result<(crate::backend::KvLayer<Dispatch>, AttentionPlan<Dispatch>)> {
-        let held = self.decode_plan.as_ref().ok_or_else(no_plan)?;
+        let held = self.current_plan()?;
         Ok((self.layer(layer)?.clone(), held.plan.clone()))
     }
 
@@ -176,7 +208,8 @@ impl KvCache {
 fn no_plan() -> Error {
     Error::Option {
         option: "decode",
-        value: "no plan".into(),
-        reason: "call `plan_decode` first, and again after any other change of the sequences",
+        value: "no plan of the sequences as they are".into(),
+        reason: "call `plan_decode` first, and again after every call but `decode` and \
+                 `commit_decode` that changes sequences",
     }
 }

@@ -17,6 +17,7 @@ impl KvCache {
         let slot = self.free_slots.pop().ok_or(Error::TooManySequences {
             max_sequences: self.config.max_sequences,
         })?;
+        self.outdate_plan();
         let id = self.fresh_id();
         let sequence = Sequence::new(id, slot, self.layers.len());
         self.sequences.push(sequence);
@@ -48,6 +49,7 @@ impl KvCache {
         let slot = self.free_slots.pop().ok_or(Error::TooManySequences {
             max_sequences: self.config.max_sequences,
         })?;
+        self.outdate_plan();
         let own: Vec<u32> = (0..needed).filter_map(|_| self.pool.allocate()).collect();
         for layer in 0..self.layers.len() {
             let mut stored = self.take_layer(layer)?;
@@ -77,6 +79,7 @@ impl KvCache {
     /// [`Error::UnknownSequence`].
     pub fn free(&mut self, id: SequenceId) -> Result<()> {
         let row = self.index_of(id)?;
+        self.outdate_plan();
         let sequence = self.sequences.remove(row);
         self.release(&sequence.pages)?;
         self.free_slots.push(sequence.slot);
@@ -104,6 +107,7 @@ impl KvCache {
         }
         let pages = sequence.layers.iter().map(|table| table.pages.len()).max();
         let surplus = sequence.pages.split_off(pages.unwrap_or(0));
+        self.outdate_plan();
         self.release(&surplus)
     }
 
@@ -137,6 +141,7 @@ impl KvCache {
             let repeated = ids[..i].contains(&id);
             order.push(if repeated { self.fork(id)? } else { id });
         }
+        self.outdate_plan();
         self.sequences
             .sort_by_key(|sequence| order.iter().position(|&id| id == sequence.id));
         Ok(order)

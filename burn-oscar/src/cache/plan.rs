@@ -94,9 +94,10 @@ impl KvCache {
     pub(super) fn fixed_plan(&mut self, rows: &[usize], scale: f64) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(0, rows);
         let words = plan_words(&rows, &self.limits());
-        // Room for all pages of the pool, and for as many again that forks share.
-        let capacity = (2 * self.pool.pages()).max(words.table.len());
-        let plan = AttentionPlan {
+        // Pages that rows share are in the table more than once, but no page is shared anew while
+        // the sequences stay the same: they can add as many as the pool has, and no more.
+        let capacity = words.table.len() + self.pool.pages();
+        AttentionPlan {
             items: words.items,
             parts: words.items,
             exact_tokens: words.exact_tokens,
@@ -105,11 +106,11 @@ impl KvCache {
             table: self.words(padded(&words.table, capacity)).into_dispatch(),
             rows: Arc::new(rows),
             scale,
-        };
-        plan
+        }
     }
 
-    /// Writes the plan of the same rows' present lengths over `plan`. False where it does not fit.
+    /// Writes the plan of the same sequences' present lengths over `plan`. False where it does not
+    /// fit, which [`fixed_plan`](Self::fixed_plan)'s capacity rules out.
     pub(super) fn renew_plan(&self, plan: &mut AttentionPlan<Dispatch>, rows: &[usize]) -> bool {
         let rows = self.plan_rows(0, rows);
         let words = plan_words(&rows, &self.limits());
@@ -151,6 +152,6 @@ fn overwrite(held: &mut burn::backend::DispatchTensor, words: Tensor<1, Int>) {
     let mut tensor = Tensor::<1, Int>::from_dispatch(held.clone());
     // The clone above would make the write a copy.
     *held = words.clone().into_dispatch();
-    tensor.inplace(|tensor| tensor.slice_assign([0..length], words));
+    tensor.inplace(|tensor| tensor.slice_assign(0..length, words));
     *held = tensor.into_dispatch();
 }

@@ -1,6 +1,22 @@
 //! CubeCL kernels, one file each. They know pages, words and plans; sequences and models are none
 //! of their business.
 
+#![allow(
+    clippy::collapsible_if,
+    reason = "a compile-time `if` around a run-time one is two things"
+)]
+#![allow(
+    clippy::assign_op_pattern,
+    clippy::manual_is_multiple_of,
+    clippy::needless_range_loop,
+    reason = "inside kernels there are fewer operators, methods and loops than in Rust"
+)]
+#![allow(
+    clippy::too_many_arguments,
+    clippy::result_large_err,
+    reason = "kernels take arrays one by one, and a launch that is declined hands all of them back"
+)]
+
 pub mod append;
 pub mod attend;
 pub mod chunk;

@@ -6,6 +6,8 @@ use burn_oscar::quantizer::Role;
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method};
 use capabilities::recipes::{Noise, kernel_device, methods};
 
+use super::{alone, error, numbers};
+
 /// What a call is made of.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -46,22 +48,15 @@ fn filled(method: &Method, case: &Case, noise: &mut Noise, device: &Device) -> K
     for (&id, length) in ids.iter().zip(case.lengths) {
         let shape = [1, case.kv_heads, length, case.head_dim];
         let [key, value] = [0, 1].map(|_| noise.tensor(shape, case.dtype, device));
-        let rows = AttentionOptions::causal().rows(&[id]);
-        cache.extend(0, key, value, rows).unwrap();
+        if length > 0 {
+            let rows = AttentionOptions::causal().rows(&[id]);
+            cache.extend(0, key, value, rows).unwrap();
+        }
     }
     if let Some(len) = case.cut {
         cache.truncate(ids[0], len).unwrap();
     }
     cache
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor
-        .cast(DType::F32)
-        .into_data()
-        .convert::<f64>()
-        .into_vec()
-        .unwrap()
 }
 
 /// Attention in f64 of a row over its sinks, pages, recent tokens and own token, all as stored.
@@ -139,15 +134,6 @@ fn reference(
     out
 }
 
-fn error(found: &[f64], expected: &[f64]) -> f64 {
-    let noise: f64 = found
-        .iter()
-        .zip(expected)
-        .map(|(f, e)| (f - e).powi(2))
-        .sum();
-    (noise / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
-}
-
 /// Decodes one token per row with the kernel, and compares.
 fn check(name: &str, method: &Method, case: Case) {
     let device = kernel_device();
@@ -191,64 +177,54 @@ fn check(name: &str, method: &Method, case: Case) {
     assert!(error < limit, "{name} {case:?}: {error:e}");
 }
 
-#[test]
-fn every_recipe_and_head_size() {
-    for (name, method) in methods() {
-        for head_dim in [64, 128] {
-            check(&name, &method, Case { head_dim, ..CASE });
-        }
-    }
-    check("exact", &Method::exact(), CASE);
-}
+const GROUPS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 16];
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-#[test]
-fn every_ratio_and_dtype() {
-    for (name, method) in methods()
-        .into_iter()
-        .filter(|(name, _)| !name.contains("bits"))
-    {
-        for group in [1, 3, 4, 5, 8, 16] {
-            let dtype = [DType::F32, DType::F16, DType::BF16][group % 3];
-            check(
-                &name,
-                &method,
-                Case {
-                    group,
-                    dtype,
-                    ..CASE
-                },
-            );
+/// Every recipe with the group and the dtype that stand so many places on in their lists, and with
+/// several lengths, for which one compiled kernel serves. The three tests together have every
+/// recipe with every dtype, and every group with every dtype and head size.
+fn every_recipe(groups_on: usize, dtypes_on: usize, case: Case, lengths: &[Lengths]) {
+    for (i, (name, method)) in methods().iter().enumerate() {
+        for &(lengths, cut) in lengths {
+            let case = Case {
+                group: GROUPS[(i + groups_on) % GROUPS.len()],
+                dtype: DTYPES[(i + dtypes_on) % DTYPES.len()],
+                lengths,
+                cut,
+                ..case
+            };
+            check(name, method, case);
         }
     }
 }
 
+/// Tokens of the rows, and how many of the first row's are left.
+type Lengths = ([usize; 2], Option<usize>);
+
 #[test]
-fn short_ragged_and_cut_sequences() {
-    for (name, method) in methods() {
-        for (lengths, cut) in [
-            ([1, 2], None),
-            ([3, 90], None),
-            ([700, 90], Some(400)),
-            ([700, 20], Some(290)),
-        ] {
-            check(
-                &name,
-                &method,
-                Case {
-                    lengths,
-                    cut,
-                    ..CASE
-                },
-            );
-        }
-        check(
-            &name,
-            &method,
-            Case {
-                sink: 0,
-                recent: 0,
-                ..CASE
-            },
-        );
-    }
+fn heads_of_64_channels() {
+    let _alone = alone();
+    let lengths = [([700, 330], None), ([700, 90], Some(400)), ([1, 2], None)];
+    every_recipe(0, 0, CASE, &lengths);
+}
+
+#[test]
+fn heads_of_128_channels() {
+    let _alone = alone();
+    let case = Case {
+        head_dim: 128,
+        ..CASE
+    };
+    every_recipe(4, 2, case, &[([700, 330], None), ([3, 90], None)]);
+}
+
+#[test]
+fn no_windows() {
+    let _alone = alone();
+    let case = Case {
+        sink: 0,
+        recent: 0,
+        ..CASE
+    };
+    every_recipe(8, 1, case, &[([700, 20], Some(290)), ([256, 0], None)]);
 }

@@ -1,82 +1,17 @@
-//! The kernels that quantise and pack pages against the portable bodies: on CubeCL's CPU runtime, or
-//! on the device that `BURN_DEVICE` names.
+//! The kernels that quantise and pack pages against the portable bodies.
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_oscar::backend::{
     Demotion, KvLayer, OptionalTensor, Pages, demote, read_pages, write_pages,
 };
-use burn_oscar::method::{Side, TransformKind};
-use burn_oscar::quantizer::{GroupAxis, Role, Rounding};
+use burn_oscar::method::Side;
+use burn_oscar::quantizer::{ChannelBits, GroupAxis, Role, Rounding, Segment};
 use burn_oscar::{KvCacheConfig, Method};
 use capabilities::fixtures::Fixture;
-use capabilities::golden::golden_calibration;
+use capabilities::recipes::{Noise, kernel_device, method, methods};
 
-/// The presets that pack, calibrated ones with the quantisers of an artifact: these operations
-/// take transformed vectors, so the matrices do not matter and any head size will do.
-fn methods() -> Vec<(String, Method)> {
-    let mut methods: Vec<_> = [
-        "round_to_nearest",
-        "kivi",
-        "hadamard",
-        "hadamard_centred",
-        "oscar_scaled",
-    ]
-    .map(|name| (name.to_string(), Method::preset(name).unwrap()))
-    .into();
-    for name in ["oscar", "transform_coded"] {
-        let calibrated = Method::calibrated(name, &golden_calibration(name, 1)).unwrap();
-        let [key, value] = [calibrated.key_side(), calibrated.value_side()].map(|side| Side {
-            transform: TransformKind::Hadamard,
-            quantizer: side.quantizer.clone(),
-        });
-        let method = Method::hadamard().with_key_side(key).with_value_side(value);
-        methods.push((name.to_string(), method));
-    }
-    for name in ["kivi", "hadamard", "hadamard_centred", "oscar_scaled"] {
-        let method = Method::preset(name).unwrap().with_bits(4).unwrap();
-        methods.push((format!("{name} at 4 bits"), method));
-    }
-    // One side exact, the other in small groups of tokens.
-    let mut side = Method::kivi().key_side().clone();
-    if let Some(quantizer) = &mut side.quantizer {
-        quantizer.group_size = Some(16);
-    }
-    methods.push(("exact values".into(), Method::exact().with_key_side(side)));
-    methods
-}
-
-/// The device of the kernels: CubeCL's CPU runtime, or what `BURN_DEVICE` names.
-fn kernels() -> Device {
-    match std::env::var_os("BURN_DEVICE") {
-        Some(_) => Device::default(),
-        None => Device::cpu(),
-    }
-}
-
-/// Numbers that look random, bell-shaped, with outliers.
-struct Noise(u64);
-
-impl Noise {
-    fn bits(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) as u32
-    }
-
-    fn next(&mut self) -> f32 {
-        let mut sum = 0.0;
-        for _ in 0..4 {
-            sum += self.bits() as f32 / (1u32 << 31) as f32 - 0.5;
-        }
-        match self.bits() % 97 {
-            0 => 6.0 * sum,
-            _ => sum,
-        }
-    }
-}
+use super::alone;
 
 fn layer(method: &Method, heads: usize, head_dim: usize, dtype: DType, device: &Device) -> Layer {
     let cache = KvCacheConfig::new(1, heads, head_dim)
@@ -197,7 +132,7 @@ fn check(name: &str, method: &Method, numbers: &[Vec<f32>; 2], shape: [usize; 4]
         let x = [key, value].map(|side| floats::<4>(side.into_dispatch()));
         (stored, read, x)
     };
-    let (found, found_read, x) = run(&kernels());
+    let (found, found_read, x) = run(&kernel_device());
     let (expected, expected_read, _) = run(&Device::flex());
     let sides = [
         ("key", method.key_side(), found.key, expected.key),
@@ -216,11 +151,12 @@ fn check(name: &str, method: &Method, numbers: &[Vec<f32>; 2], shape: [usize; 4]
 
 fn random(shape: [usize; 4], seed: u64) -> [Vec<f32>; 2] {
     let mut noise = Noise(seed);
-    [0, 1].map(|_| (0..shape.iter().product()).map(|_| noise.next()).collect())
+    [0, 1].map(|_| noise.numbers(shape.iter().product()))
 }
 
 #[test]
 fn packed_pages_are_those_of_the_portable_body() {
+    let _alone = alone();
     for (name, method) in methods() {
         let tokens = method.page_tokens();
         for (i, (heads, head_dim, dtype)) in [
@@ -240,6 +176,7 @@ fn packed_pages_are_those_of_the_portable_body() {
 
 #[test]
 fn other_head_sizes_pack_as_well() {
+    let _alone = alone();
     for (name, method) in methods() {
         for head_dim in [80, 96] {
             let shape = [1, 1, method.page_tokens(), head_dim];
@@ -250,6 +187,7 @@ fn other_head_sizes_pack_as_well() {
 
 #[test]
 fn real_activations_pack_alike() {
+    let _alone = alone();
     let golden = Fixture::golden();
     for (name, method) in methods() {
         let tokens = method.page_tokens();
@@ -271,6 +209,7 @@ type Kind = (&'static str, fn(usize, usize) -> f32);
 
 #[test]
 fn degenerate_groups_pack_alike() {
+    let _alone = alone();
     let kinds: [Kind; 7] = [
         ("zero", |_, _| 0.0),
         ("constant", |_, _| 0.75),
@@ -305,6 +244,7 @@ fn degenerate_groups_pack_alike() {
 
 #[test]
 fn demoted_tokens_are_those_of_the_portable_body() {
+    let _alone = alone();
     let mut noise = Noise(3);
     for (name, method) in methods() {
         let (heads, head_dim, page) = (2, 64, method.page_tokens());
@@ -336,7 +276,7 @@ fn demoted_tokens_are_those_of_the_portable_body() {
             let tiers = [stored.key_tier, stored.value_tier].map(floats::<4>);
             (held(stored.key), held(stored.value), tiers)
         };
-        let found = run(&kernels());
+        let found = run(&kernel_device());
         let expected = run(&Device::flex());
         assert_eq!(found.2, expected.2, "{name}: tiers");
         compare(&name, method.key_side(), found.0, expected.0);
@@ -348,9 +288,10 @@ fn demoted_tokens_are_those_of_the_portable_body() {
 /// dimensions matters.
 #[test]
 fn held_pools_stay_and_strides_do_not_matter() {
-    let (heads, head_dim, method) = (2, 64, Method::oscar_scaled());
+    let _alone = alone();
+    let (heads, head_dim, method) = (2, 64, method("oscar_scaled"));
     let tokens = method.page_tokens();
-    let device = kernels();
+    let device = kernel_device();
     let [numbers, _] = random([1, heads, head_dim, tokens], 9);
     let data = TensorData::new(numbers, [1, heads, head_dim, tokens]);
     // Channels are not next to each other.
@@ -374,10 +315,10 @@ fn held_pools_stay_and_strides_do_not_matter() {
 /// What the kernels do not cover falls back to the portable body and is right all the same.
 #[test]
 fn odd_bits_fall_back() {
+    let _alone = alone();
     let mut side = Method::hadamard_centred().key_side().clone();
     let mut clipped = Method::kivi().key_side().clone();
     if let (Some(odd), Some(clipped)) = (&mut side.quantizer, &mut clipped.quantizer) {
-        use burn_oscar::quantizer::{ChannelBits, Segment};
         odd.bits = ChannelBits::Segments(vec![Segment::new(3, 3), Segment::new(13, 1)].into());
         clipped.clip = Some(0.9);
         assert_eq!(clipped.axis, GroupAxis::Channel);
