@@ -169,8 +169,10 @@ fn check(name: &str, method: &Method, case: Case) {
         "{name} head_dim {d} group {} {:?}: error {error:.2e}",
         case.group, case.dtype
     );
+    // The tensor-core kernel rounds queries and weights to 16 bits: 1e-4 with bell-shaped numbers,
+    // more here, where some channels are ten times the others.
     let limit = match case.dtype {
-        DType::F32 => 2e-4,
+        DType::F32 => 4e-4,
         DType::F16 => 5e-4,
         _ => 2.5e-3,
     };
