@@ -48,13 +48,13 @@ fn tensors_of_wrong_shapes_and_dtypes() {
                 "more keys than queries",
                 |cache| attend(cache, query(4, 1), key(2), key(2)),
                 "key has shape [2, 2, 2, 64], expected [2, 2 KV heads, 1, 64] as the query and \
-                 the cache",
+                 the cache, at least 1 of each",
             ),
             (
                 "other KV heads",
                 |cache| attend(cache, query(4, 1), key(1), vectors(1, [2, 4, 1, HEAD_DIM])),
                 "value has shape [2, 4, 1, 64], expected [2, 2 KV heads, 1, 64] as the query and \
-                 the cache",
+                 the cache, at least 1 of each",
             ),
             (
                 "queries of another dtype",

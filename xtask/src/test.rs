@@ -65,8 +65,9 @@ const CPU_RUNTIME: &[&str] = &["--features", "capabilities/cpu,benches/cpu"];
 
 fn without_kernels(error: &Error) -> String {
     format!(
-        "The tests of the CubeCL kernels are left out, for LLVM 22 is missing: {error}.\n\
-         All other tests run."
+        "The tests of the CubeCL kernels are left out, for LLVM could not be prepared: {error}.\n\
+         Everything else is tested. Where CubeCL can download its LLVM, the tests left out are\n    \
+         cargo test --release --package capabilities --features cpu kernels::"
     )
 }
 
