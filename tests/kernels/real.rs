@@ -57,9 +57,17 @@ fn check(method: &Method) {
         "{}: {wrong:.1e} beside {cost:.1e} that packing costs, other words {different:?}",
         method.name()
     );
-    // A product of matrices that is rounded otherwise moves a number in a thousand to another code.
-    assert!(different.iter().all(|&share| share < 1e-2));
-    assert!(wrong < 1e-4 && cost > 1e-3, "{wrong:e}, {cost:e}");
+    // A product of matrices that is rounded otherwise moves some numbers to another code, and a GPU
+    // may multiply in TF32; its attention rounds queries and weights to 16 bits.
+    let (words_limit, limit) = match std::env::var("BURN_OSCAR_DEVICE") {
+        Ok(_) => (5e-2, cost / 50.0),
+        Err(_) => (1e-2, 1e-4),
+    };
+    assert!(
+        different.iter().all(|&share| share < words_limit),
+        "{different:?}"
+    );
+    assert!(wrong < limit && cost > 1e-3, "{wrong:e}, {cost:e}");
 }
 
 #[test]

@@ -27,31 +27,12 @@ use super::exact::exact_plane;
 use super::fragments::key_products;
 use super::merge::F4;
 use super::query::{QueryMemory, load_query};
-use super::spec::{PackedSide, Parameters};
+use super::spec::Parameters;
 use super::steps::{item, item_row, page};
 use super::tile::{LOWEST, TileMemory, start};
 use super::warp::{
     MEAN_SCORE, Running, WarpMemory, combine, flush_page, new_page, store_warp, values,
 };
-
-/// A chunk of both sides.
-#[cube]
-fn load_both(
-    key_words: &[W4],
-    key_pairs: &[W4],
-    value_words: &[W4],
-    value_pairs: &[W4],
-    row: usize,
-    chunk: usize,
-    lane: usize,
-    keys: &mut Array<W4>,
-    values: &mut Array<W4>,
-    #[comptime] key: PackedSide,
-    #[comptime] value: PackedSide,
-) {
-    chunk::load(key_words, key_pairs, row, chunk, lane, keys, key);
-    chunk::load(value_words, value_pairs, row, chunk, lane, values, value);
-}
 
 /// The plane's chunk after `c`.
 #[cube]
@@ -100,63 +81,6 @@ pub fn decode<F: Float, N: Size>(
     let row = item_row(steps, CUBE_POS_X as usize);
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
-    let key = comptime!(shape.key.packed().cloned().unwrap());
-    let value = comptime!(shape.value.packed().cloned().unwrap());
-    let lane = UNIT_POS as usize % 32;
-    let warp = UNIT_POS as usize / 32;
-    let planes = comptime!(shape.planes);
-
-    // Exact tokens go to the first planes, history to the others first.
-    let before = warp * comptime!(EXACT);
-    let has_exact = before < item.exact_count;
-    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT));
-    let turn = (warp + 2 * planes - exact_planes) % planes;
-    let chunks = comptime!(key.chunks());
-    // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
-    // means and there is enough work, neighbouring pages.
-    let end = item.first + item.count;
-    let by_page = comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
-    let mut c = item.first + turn;
-    if by_page {
-        let first = (item.first / chunks + turn) * chunks;
-        c = select(first < item.first, item.first, first);
-    }
-    let mut c_next = step(c, by_page, chunks, planes);
-    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
-    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
-    let mut page_now = 0usize.runtime();
-    let mut valid_now = 0usize.runtime();
-    let mut page_next = 0usize.runtime();
-    let mut valid_next = 0usize.runtime();
-    let mut at_first = 0usize.runtime();
-    if c < end {
-        let (p, v) = page(table, row.table + c / chunks);
-        page_now = p;
-        valid_now = v;
-        at_first = p * comptime!(shape.kv_heads) + heads.kv_head;
-        if !has_exact {
-            // On their way before the query is looked at.
-            load_both(
-                key_words,
-                key_pairs,
-                value_words,
-                value_pairs,
-                at_first,
-                c % chunks,
-                lane,
-                &mut keys,
-                &mut held,
-                comptime!(key.clone()),
-                comptime!(value.clone()),
-            );
-        }
-        if c_next < end {
-            let (p, v) = page(table, row.table + c_next / chunks);
-            page_next = p;
-            valid_next = v;
-        }
-    }
-
     let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
     start::<F>(
         &mut memory,
@@ -169,6 +93,11 @@ pub fn decode<F: Float, N: Size>(
     );
     sync_cube();
 
+    let key = comptime!(shape.key.packed().cloned().unwrap());
+    let value = comptime!(shape.value.packed().cloned().unwrap());
+    let lane = UNIT_POS as usize % 32;
+    let warp = UNIT_POS as usize / 32;
+    let planes = comptime!(shape.planes);
     let mut query_memory = QueryMemory::new(comptime!(key.clone()));
     let mut warps = WarpMemory::new(planes);
     if warp < 4 {
@@ -182,6 +111,9 @@ pub fn decode<F: Float, N: Size>(
     }
     sync_cube();
 
+    // Exact tokens go to the first planes, history to the others first.
+    let before = warp * comptime!(EXACT);
+    let has_exact = before < item.exact_count;
     if has_exact {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
         let rest = item.exact_count - before;
@@ -203,6 +135,9 @@ pub fn decode<F: Float, N: Size>(
         );
         sync_plane();
     }
+    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT));
+    let turn = (warp + 2 * planes - exact_planes) % planes;
+    let chunks = comptime!(key.chunks());
     let mut running = Running::new(comptime!(value.clone()));
     let products = comptime!(key_products(&key));
     let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
@@ -211,24 +146,52 @@ pub fn decode<F: Float, N: Size>(
         query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
     }
 
+    // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
+    // means and there is enough work, neighbouring pages.
+    let end = item.first + item.count;
+    let by_page = comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
+    let mut c = item.first + turn;
+    if by_page {
+        let first = (item.first / chunks + turn) * chunks;
+        c = select(first < item.first, item.first, first);
+    }
+    let mut c_next = step(c, by_page, chunks, planes);
+    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+    let mut page_now = 0usize.runtime();
+    let mut valid_now = 0usize.runtime();
+    let mut page_next = 0usize.runtime();
+    let mut valid_next = 0usize.runtime();
     if c < end {
-        if has_exact {
-            load_both(
-                key_words,
-                key_pairs,
-                value_words,
-                value_pairs,
-                at_first,
-                c % chunks,
-                lane,
-                &mut keys,
-                &mut held,
-                comptime!(key.clone()),
-                comptime!(value.clone()),
-            );
+        let (p, v) = page(table, row.table + c / chunks);
+        page_now = p;
+        valid_now = v;
+        let at = p * comptime!(shape.kv_heads) + heads.kv_head;
+        chunk::load(
+            key_words,
+            key_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut keys,
+            comptime!(key.clone()),
+        );
+        chunk::load(
+            value_words,
+            value_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut held,
+            comptime!(value.clone()),
+        );
+        if c_next < end {
+            let (p, v) = page(table, row.table + c_next / chunks);
+            page_next = p;
+            valid_next = v;
         }
         if comptime!(key.means) {
-            new_page(&memory, key_means, at_first, lane, &mut running, head_dim);
+            new_page(&memory, key_means, at, lane, &mut running, head_dim);
         }
     }
     while c < end {
