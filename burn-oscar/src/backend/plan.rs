@@ -130,6 +130,8 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
             .min(most)
             .clamp(least, MAX_PARTS);
         let share = exact.div_ceil(parts).next_multiple_of(EXACT_TOKENS);
+        // No part is empty: a cube without work would not arrive at the merge.
+        let parts = parts.min(held.max(exact.div_ceil(share)));
         words.exact_tokens = words.exact_tokens.max(share);
         let place = [
             row.slot as u32,

@@ -217,8 +217,8 @@ pub fn merge_rows<F: Float>(
 
 /// One number of a page of either store.
 #[cube]
-fn page_number<F: Float>(
-    exact: &[F],
+fn page_number<F: Float, N: Size>(
+    exact: &[Vector<F, N>],
     words: &[u32],
     pairs: &[u32],
     norms: &[u32],
@@ -257,7 +257,8 @@ fn page_number<F: Float>(
         let row = (page * comptime!(shape.kv_heads) + head) * comptime!(shape.page_tokens)
             + chunk * comptime!(TILE)
             + token;
-        f32::cast_from(exact[row * comptime!(shape.head_dim) + channel])
+        let numbers = exact.with_vector_size::<Const<1>>();
+        f32::cast_from(numbers[row * comptime!(shape.head_dim) + channel].extract(0usize))
     }
 }
 
@@ -269,12 +270,12 @@ pub fn attend<F: Float, N: Size>(
     own_value: &[Vector<F, N>],
     key_tier: &[Vector<F, N>],
     value_tier: &[Vector<F, N>],
-    key_exact: &[F],
+    key_exact: &[Vector<F, N>],
     key_words: &[u32],
     key_pairs: &[u32],
     key_norms: &[u32],
     key_means: &[u32],
-    value_exact: &[F],
+    value_exact: &[Vector<F, N>],
     value_words: &[u32],
     value_pairs: &[u32],
     value_norms: &[u32],
@@ -331,7 +332,34 @@ pub fn attend<F: Float, N: Size>(
             let before = chunk * comptime!(TILE);
             let rest = select(valid > before, valid - before, 0usize.runtime());
             let tokens = select(rest < comptime!(TILE), rest, comptime!(TILE).runtime());
-            if tokens > 0 {
+            if comptime!(shape.key == Store::Exact && shape.value == Store::Exact) {
+                // A chunk of exact pages is a tile of exact tokens that stand elsewhere.
+                let row = (page * comptime!(shape.kv_heads) + heads.kv_head)
+                    * comptime!(shape.page_tokens)
+                    + before;
+                let at = ExactPlace {
+                    tier: row * head_dim,
+                    own: 0usize.runtime(),
+                    sinks: tokens,
+                    held: tokens,
+                };
+                if tokens > 0 {
+                    exact_tile::<F, N>(
+                        &mut memory,
+                        own_key,
+                        own_value,
+                        key_exact,
+                        value_exact,
+                        &at,
+                        0usize.runtime(),
+                        tokens,
+                        comptime!(shape.sink),
+                        count,
+                        head_dim,
+                        comptime!(shape.planes),
+                    );
+                }
+            } else if tokens > 0 {
                 let mut t = UNIT_POS as usize;
                 while t < tokens {
                     let mut dots = Array::<f32>::new(count);
@@ -340,7 +368,7 @@ pub fn attend<F: Float, N: Size>(
                         dots[h] = 0.0;
                     }
                     for c in 0..head_dim {
-                        let k = page_number::<F>(
+                        let k = page_number::<F, N>(
                             key_exact,
                             key_words,
                             key_pairs,
@@ -376,7 +404,7 @@ pub fn attend<F: Float, N: Size>(
                         sums[h] = memory.sums[h * head_dim + c] * memory.decay[h];
                     }
                     for t in 0..tokens {
-                        let v = page_number::<F>(
+                        let v = page_number::<F, N>(
                             value_exact,
                             value_words,
                             value_pairs,
