@@ -156,6 +156,7 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         }
         row_words.extend(place);
         row_words.extend([row.next as u32, 0]);
+        debug_assert_eq!(row_words.len(), (index + 1) * ROW_WORDS);
         first_part += parts as u32;
         let entry = |&(page, tokens): &(u32, usize)| page | (tokens as u32) << PAGE_BITS;
         words.table.extend(row.pages.iter().map(entry));

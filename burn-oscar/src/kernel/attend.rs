@@ -9,90 +9,11 @@
 use cubecl::prelude::*;
 
 use super::field::{number, place};
-use super::merge::{F4, MAX_PARTS, merge, store_partial};
+use super::merge::{F4, finish};
+use super::shape::{Shape, exact_place, heads};
 use super::spec::Store;
-use super::steps::{Item, Row, item, item_row, page, row};
+use super::steps::{Item, item, item_row, page};
 use super::tile::{ExactPlace, TILE, TileMemory, exact_tile, softmax, start};
-
-/// What a decode kernel is specialised by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    pub key: Store,
-    pub value: Store,
-    pub head_dim: usize,
-    pub page_tokens: usize,
-    /// KV heads.
-    pub kv_heads: usize,
-    /// Query heads per KV head.
-    pub group: usize,
-    /// Query heads per cube.
-    pub heads: usize,
-    /// Sink positions of a slot.
-    pub sink: usize,
-    /// Positions of a slot.
-    pub slot_tokens: usize,
-    /// Planes of 32 units in a cube; 0 where the device has no plane operations.
-    pub planes: usize,
-    /// The last cube of a row merges.
-    pub merge: bool,
-}
-
-impl Shape {
-    /// Cubes that share a KV head.
-    pub fn tiles(&self) -> usize {
-        self.group.div_ceil(self.heads)
-    }
-}
-
-/// The query heads of this cube.
-#[derive(CubeType, Clone, Copy)]
-pub struct Heads {
-    pub kv_head: usize,
-    /// How many there are, at most `shape.heads`.
-    pub held: usize,
-    /// First element of the query and the output.
-    pub first: usize,
-    /// First partial of this group of heads.
-    pub first_partial: usize,
-}
-
-#[cube]
-pub fn heads(row: usize, parts: usize, #[comptime] shape: Shape) -> Heads {
-    let tiles = comptime!(shape.tiles());
-    let kv_head = CUBE_POS_Y as usize / tiles;
-    let tile = CUBE_POS_Y as usize % tiles;
-    let before = tile * comptime!(shape.heads);
-    let held = select(
-        before + comptime!(shape.heads) <= comptime!(shape.group),
-        comptime!(shape.heads).runtime(),
-        comptime!(shape.group) - before,
-    );
-    let head = kv_head * comptime!(shape.group) + before;
-    Heads {
-        kv_head,
-        held,
-        first: (row * comptime!(shape.kv_heads * shape.group) + head) * comptime!(shape.head_dim),
-        first_partial: CUBE_POS_Y as usize * parts,
-    }
-}
-
-/// The exact tokens of a row and KV head.
-#[cube]
-pub fn exact_place(
-    index: usize,
-    row: &Row,
-    kv_head: usize,
-    #[comptime] shape: Shape,
-) -> ExactPlace {
-    let head_dim = comptime!(shape.head_dim);
-    let kv_heads = comptime!(shape.kv_heads);
-    ExactPlace {
-        tier: (row.slot * kv_heads + kv_head) * comptime!(shape.slot_tokens) * head_dim,
-        own: (index * kv_heads + kv_head) * head_dim,
-        sinks: row.sinks,
-        held: row.sinks + row.recent,
-    }
-}
 
 /// The tiles of an item's exact tokens.
 #[cube]
@@ -126,93 +47,6 @@ pub fn exact_tiles<F: Float, N: Size>(
         );
         done += comptime!(TILE);
     }
-}
-
-/// Stores the cube's partial; the last cube of the row merges all, where that is possible.
-#[cube]
-pub fn finish<F: Float>(
-    memory: &mut TileMemory,
-    counters: &[Atomic<u32>],
-    partials: &mut [F4],
-    stats: &mut [f32],
-    out: &mut [F],
-    item: &Item,
-    row: &Row,
-    heads: &Heads,
-    #[comptime] shape: Shape,
-) {
-    store_partial(
-        memory,
-        partials,
-        stats,
-        heads.first_partial + item.part,
-        comptime!(shape.heads),
-        comptime!(shape.head_dim),
-    );
-    if comptime!(shape.merge) {
-        let mut arrived = Shared::<u32>::new();
-        // Publish the partial, then announce it.
-        sync_storage();
-        if UNIT_POS == 0 {
-            let counter = item.row * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
-            let before = counters[counter].fetch_add(1u32);
-            *arrived = before;
-            if before as usize + 1 == row.parts {
-                counters[counter].store(0u32);
-            }
-        }
-        sync_cube();
-        if *arrived as usize + 1 == row.parts {
-            // See what the others published.
-            sync_storage();
-            let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.heads * MAX_PARTS));
-            merge::<F>(
-                partials,
-                stats,
-                out,
-                &mut weights,
-                heads.first_partial + row.first_part,
-                row.parts,
-                heads.first,
-                heads.held,
-                comptime!(shape.heads),
-                comptime!(shape.head_dim),
-                comptime!(shape.planes),
-            );
-        }
-    }
-}
-
-/// Merges the partials of one row and group of heads per cube, where cubes of one launch do not
-/// see each other's writes.
-#[cube(launch_unchecked)]
-pub fn merge_rows<F: Float>(
-    partials: &mut [F4],
-    stats: &mut [f32],
-    steps: &[u32],
-    out: &mut [F],
-    items: u32,
-    parts: u32,
-    #[comptime] shape: Shape,
-    #[define(F)] _dtype: ElemType,
-) {
-    let index = CUBE_POS_X as usize;
-    let row = row(steps, items as usize, index);
-    let heads = heads(index, parts as usize, comptime!(shape.clone()));
-    let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.heads * MAX_PARTS));
-    merge::<F>(
-        partials,
-        stats,
-        out,
-        &mut weights,
-        heads.first_partial + row.first_part,
-        row.parts,
-        heads.first,
-        heads.held,
-        comptime!(shape.heads),
-        comptime!(shape.head_dim),
-        comptime!(shape.planes),
-    );
 }
 
 /// One number of a page of either store.

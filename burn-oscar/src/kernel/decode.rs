@@ -21,12 +21,12 @@ use cubecl::prelude::*;
 
 use crate::backend::plan::EXACT_TOKENS as EXACT;
 
-use super::attend::{Shape, exact_place, finish, heads};
 use super::chunk::{self, W4};
 use super::exact::exact_plane;
 use super::fragments::key_products;
-use super::merge::F4;
+use super::merge::{F4, finish};
 use super::query::{QueryMemory, load_query};
+use super::shape::{Shape, exact_place, heads};
 use super::spec::Parameters;
 use super::steps::{item, item_row, page};
 use super::tile::{LOWEST, TileMemory, start};

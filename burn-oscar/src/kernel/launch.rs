@@ -7,9 +7,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::{MmaConfig, Plane};
 use cubecl::prelude::*;
 
-use super::attend::{Shape, attend as attend_kernel, merge_rows};
+use super::attend::attend as attend_kernel;
 use super::decode::decode;
 use super::fragments::unsupported;
+use super::merge::merge_rows;
+use super::shape::Shape;
 use super::spec::{PackedSide, Parameters, Store};
 use crate::backend::plan::EXACT_TOKENS;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};

@@ -7,10 +7,10 @@
 
 use cubecl::prelude::*;
 
+use super::shape::{Heads, Shape, heads};
+use super::steps::{Item, Row, row};
 use super::tile::{LOWEST, TileMemory};
-
-/// The most partials of a row.
-pub const MAX_PARTS: usize = 128;
+use crate::backend::plan::MAX_PARTS;
 
 pub type F4 = Vector<f32, Const<4>>;
 
@@ -145,4 +145,91 @@ pub fn merge<F: Float>(
         }
         i += units;
     }
+}
+
+/// Stores the cube's partial; the last cube of the row merges all, where that is possible.
+#[cube]
+pub fn finish<F: Float>(
+    memory: &mut TileMemory,
+    counters: &[Atomic<u32>],
+    partials: &mut [F4],
+    stats: &mut [f32],
+    out: &mut [F],
+    item: &Item,
+    row: &Row,
+    heads: &Heads,
+    #[comptime] shape: Shape,
+) {
+    store_partial(
+        memory,
+        partials,
+        stats,
+        heads.first_partial + item.part,
+        comptime!(shape.heads),
+        comptime!(shape.head_dim),
+    );
+    if comptime!(shape.merge) {
+        let mut arrived = Shared::<u32>::new();
+        // Publish the partial, then announce it.
+        sync_storage();
+        if UNIT_POS == 0 {
+            let counter = item.row * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+            let before = counters[counter].fetch_add(1u32);
+            *arrived = before;
+            if before as usize + 1 == row.parts {
+                counters[counter].store(0u32);
+            }
+        }
+        sync_cube();
+        if *arrived as usize + 1 == row.parts {
+            // See what the others published.
+            sync_storage();
+            let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.heads * MAX_PARTS));
+            merge::<F>(
+                partials,
+                stats,
+                out,
+                &mut weights,
+                heads.first_partial + row.first_part,
+                row.parts,
+                heads.first,
+                heads.held,
+                comptime!(shape.heads),
+                comptime!(shape.head_dim),
+                comptime!(shape.planes),
+            );
+        }
+    }
+}
+
+/// Merges the partials of one row and group of heads per cube, where cubes of one launch do not
+/// see each other's writes.
+#[cube(launch_unchecked)]
+pub fn merge_rows<F: Float>(
+    partials: &mut [F4],
+    stats: &mut [f32],
+    steps: &[u32],
+    out: &mut [F],
+    items: u32,
+    parts: u32,
+    #[comptime] shape: Shape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let index = CUBE_POS_X as usize;
+    let row = row(steps, items as usize, index);
+    let heads = heads(index, parts as usize, comptime!(shape.clone()));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.heads * MAX_PARTS));
+    merge::<F>(
+        partials,
+        stats,
+        out,
+        &mut weights,
+        heads.first_partial + row.first_part,
+        row.parts,
+        heads.first,
+        heads.held,
+        comptime!(shape.heads),
+        comptime!(shape.head_dim),
+        comptime!(shape.planes),
+    );
 }

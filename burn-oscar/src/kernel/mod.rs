@@ -29,6 +29,7 @@ pub mod launch;
 pub mod merge;
 pub mod pack;
 pub mod query;
+pub mod shape;
 pub mod spec;
 pub mod steps;
 pub mod tile;

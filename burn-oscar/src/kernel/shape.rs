@@ -1,0 +1,87 @@
+//! What a decode kernel is specialised by, and which heads and exact tokens a cube works on.
+
+use cubecl::prelude::*;
+
+use super::spec::Store;
+use super::steps::Row;
+use super::tile::ExactPlace;
+
+/// What a decode kernel is specialised by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub key: Store,
+    pub value: Store,
+    pub head_dim: usize,
+    pub page_tokens: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Query heads per cube.
+    pub heads: usize,
+    /// Sink positions of a slot.
+    pub sink: usize,
+    /// Positions of a slot.
+    pub slot_tokens: usize,
+    /// Planes of 32 units in a cube; 0 where the device has no plane operations.
+    pub planes: usize,
+    /// The last cube of a row merges.
+    pub merge: bool,
+}
+
+impl Shape {
+    /// Cubes that share a KV head.
+    pub fn tiles(&self) -> usize {
+        self.group.div_ceil(self.heads)
+    }
+}
+
+/// The query heads of this cube.
+#[derive(CubeType, Clone, Copy)]
+pub struct Heads {
+    pub kv_head: usize,
+    /// How many there are, at most `shape.heads`.
+    pub held: usize,
+    /// First element of the query and the output.
+    pub first: usize,
+    /// First partial of this group of heads.
+    pub first_partial: usize,
+}
+
+#[cube]
+pub fn heads(row: usize, parts: usize, #[comptime] shape: Shape) -> Heads {
+    let tiles = comptime!(shape.tiles());
+    let kv_head = CUBE_POS_Y as usize / tiles;
+    let tile = CUBE_POS_Y as usize % tiles;
+    let before = tile * comptime!(shape.heads);
+    let held = select(
+        before + comptime!(shape.heads) <= comptime!(shape.group),
+        comptime!(shape.heads).runtime(),
+        comptime!(shape.group) - before,
+    );
+    let head = kv_head * comptime!(shape.group) + before;
+    Heads {
+        kv_head,
+        held,
+        first: (row * comptime!(shape.kv_heads * shape.group) + head) * comptime!(shape.head_dim),
+        first_partial: CUBE_POS_Y as usize * parts,
+    }
+}
+
+/// The exact tokens of a row and KV head.
+#[cube]
+pub fn exact_place(
+    index: usize,
+    row: &Row,
+    kv_head: usize,
+    #[comptime] shape: Shape,
+) -> ExactPlace {
+    let head_dim = comptime!(shape.head_dim);
+    let kv_heads = comptime!(shape.kv_heads);
+    ExactPlace {
+        tier: (row.slot * kv_heads + kv_head) * comptime!(shape.slot_tokens) * head_dim,
+        own: (index * kv_heads + kv_head) * head_dim,
+        sinks: row.sinks,
+        held: row.sinks + row.recent,
+    }
+}
