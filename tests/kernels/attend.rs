@@ -169,8 +169,8 @@ fn check(name: &str, method: &Method, case: Case) {
         "{name} head_dim {d} group {} {:?}: error {error:.2e}",
         case.group, case.dtype
     );
-    // The tensor-core kernel rounds queries and weights to 16 bits: 1e-4 with bell-shaped numbers,
-    // more here, where some channels are ten times the others.
+    // The tensor-core kernel rounds queries and weights to 16 bits of their largest, which costs the
+    // more the larger that is: some numbers here are ten times the others.
     let limit = match case.dtype {
         DType::F32 => 4e-4,
         DType::F16 => 7e-4,

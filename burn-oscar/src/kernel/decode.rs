@@ -15,7 +15,7 @@
 //!
 //! Bytes: each page once (2.09 to 3 bits per value), each exact token once, a partial of
 //! `4 (head_dim + 2)` f32 per item. Integer sums are exact: the result differs from f32 attention
-//! over the dequantised pages by the 16-bit roundings only, about 1e-4.
+//! over the dequantised pages by the 16-bit roundings only, 1e-4 to 3e-4.
 
 use cubecl::prelude::*;
 
