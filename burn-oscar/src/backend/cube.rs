@@ -46,12 +46,8 @@ impl KvCacheOps for CubeBackend {
         value: FloatTensor<Self>,
         plan: AttentionPlan<Self>,
     ) -> KvLayer<Self> {
-        for tier in [&mut layer.key_tier, &mut layer.value_tier] {
-            // Somebody else holds the tier: leave theirs as it is.
-            if !tier.can_mut() {
-                *tier = tier.copy();
-            }
-        }
+        layer.key_tier = kernel::pack::own(layer.key_tier);
+        layer.value_tier = kernel::pack::own(layer.value_tier);
         kernel::append::append(
             &layer.key_tier,
             &layer.value_tier,

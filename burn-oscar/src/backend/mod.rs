@@ -18,7 +18,7 @@ pub use ops::KvCacheOps;
 
 use burn::tensor::Device;
 pub use plan::{AttentionPlan, PlanRow};
-pub(crate) use plan::{Limits, plan_words};
+pub(crate) use plan::{Limits, PlanWords, plan_words};
 pub use types::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
 
 /// Launches of fused attention kernels so far, over all caches: tells whether they serve.

@@ -43,10 +43,8 @@ pub struct AttentionPlan<B: Backend> {
     pub rows: Arc<Vec<PlanRow>>,
     /// Multiplies the scores.
     pub scale: f64,
-    /// Work items; those without tokens end at once.
+    /// Work items, and room for as many partial results; those without tokens end at once.
     pub items: usize,
-    /// Partial results of all rows.
-    pub parts: usize,
     /// The most exact tokens of an item.
     pub exact_tokens: usize,
     /// u32: work items, then rows.

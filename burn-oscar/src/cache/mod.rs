@@ -28,7 +28,7 @@ pub use sequence::SequenceId;
 use burn::backend::Dispatch;
 use burn::tensor::Device;
 
-use crate::backend::KvLayer;
+use crate::backend::{AttentionPlan, KvLayer};
 use crate::error::{Error, Result};
 use crate::rotation::LayerTransform;
 use pool::PagePool;
@@ -54,7 +54,7 @@ pub struct KvCache {
     /// Work items that a step's history is cut into, about.
     splits: usize,
     /// The plan that the layers of a step share.
-    step_plan: Option<plan::HeldPlan>,
+    step_plan: Option<AttentionPlan<Dispatch>>,
     decode_plan: Option<decode::DecodePlan>,
 }
 

@@ -2,19 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::KvCache;
-use crate::backend::{AttentionPlan, Limits, PlanRow, plan_words};
-
-/// A plan and what it was made from.
-#[derive(Debug)]
-pub(super) struct HeldPlan {
-    plan: AttentionPlan<Dispatch>,
-    /// Pages of the table as it stands on the device.
-    table: Vec<u32>,
-}
+use crate::backend::{AttentionPlan, Limits, PlanRow, PlanWords, plan_words};
 
 impl KvCache {
     fn limits(&self) -> Limits {
@@ -56,9 +48,9 @@ impl KvCache {
     ) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(layer, rows);
         if let Some(held) = &self.step_plan
-            && *held.plan.rows == rows
+            && *held.rows == rows
         {
-            let mut plan = held.plan.clone();
+            let mut plan = held.clone();
             plan.scale = scale;
             return plan;
         }
@@ -66,44 +58,44 @@ impl KvCache {
         let held = self.step_plan.take();
         // Page tables change once in a page; what is there is used again.
         let table = match &held {
-            Some(held) if held.table == words.table => held.plan.table.clone(),
+            Some(held) if same_pages(&held.rows, &rows) => held.table.clone(),
             _ => self.words(padded(&words.table, 1)).into_dispatch(),
         };
         let counters = match held {
-            Some(held) if held.plan.rows.len() == rows.len() => held.plan.counters,
+            Some(held) if held.rows.len() == rows.len() => held.counters,
             _ => self.counters(rows.len()).into_dispatch(),
         };
-        let plan = AttentionPlan {
-            items: words.items,
-            parts: words.items,
-            exact_tokens: words.exact_tokens,
-            steps: self.words(words.steps).into_dispatch(),
-            table,
-            counters,
-            rows: Arc::new(rows),
-            scale,
-        };
-        self.step_plan = Some(HeldPlan {
-            plan: plan.clone(),
-            table: words.table,
-        });
+        let plan = self.plan_of(words, rows, scale, table, counters);
+        self.step_plan = Some(plan.clone());
         plan
     }
 
     /// A plan for a captured step: later plans are written to the same addresses.
-    pub(super) fn fixed_plan(&mut self, rows: &[usize], scale: f64) -> AttentionPlan<Dispatch> {
+    pub(super) fn fixed_plan(&self, rows: &[usize], scale: f64) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(0, rows);
         let words = plan_words(&rows, &self.limits());
         // Pages that rows share are in the table more than once, but no page is shared anew while
         // the sequences stay the same: they can add as many as the pool has, and no more.
         let capacity = words.table.len() + self.pool.pages();
+        let table = self.words(padded(&words.table, capacity)).into_dispatch();
+        let counters = self.counters(rows.len()).into_dispatch();
+        self.plan_of(words, rows, scale, table, counters)
+    }
+
+    fn plan_of(
+        &self,
+        words: PlanWords,
+        rows: Vec<PlanRow>,
+        scale: f64,
+        table: DispatchTensor,
+        counters: DispatchTensor,
+    ) -> AttentionPlan<Dispatch> {
         AttentionPlan {
             items: words.items,
-            parts: words.items,
             exact_tokens: words.exact_tokens,
-            counters: self.counters(rows.len()).into_dispatch(),
             steps: self.words(words.steps).into_dispatch(),
-            table: self.words(padded(&words.table, capacity)).into_dispatch(),
+            table,
+            counters,
             rows: Arc::new(rows),
             scale,
         }
@@ -119,9 +111,8 @@ impl KvCache {
             return false;
         }
         drop(table);
-        let same_pages = (rows.iter().zip(plan.rows.iter())).all(|(a, b)| a.pages == b.pages);
         overwrite(&mut plan.steps, self.words(words.steps));
-        if !same_pages && !words.table.is_empty() {
+        if !same_pages(&plan.rows, &rows) && !words.table.is_empty() {
             overwrite(&mut plan.table, self.words(words.table));
         }
         plan.rows = Arc::new(rows);
@@ -140,6 +131,13 @@ impl KvCache {
     }
 }
 
+/// Whether two plans have the same page table.
+fn same_pages(a: &[PlanRow], b: &[PlanRow]) -> bool {
+    a.iter()
+        .map(|row| &row.pages)
+        .eq(b.iter().map(|row| &row.pages))
+}
+
 fn padded(words: &[u32], length: usize) -> Vec<u32> {
     let mut words = words.to_vec();
     words.resize(words.len().max(length), 0);
@@ -147,7 +145,7 @@ fn padded(words: &[u32], length: usize) -> Vec<u32> {
 }
 
 /// Writes words to the start of a tensor, in place: nobody else may hold it.
-fn overwrite(held: &mut burn::backend::DispatchTensor, words: Tensor<1, Int>) {
+fn overwrite(held: &mut DispatchTensor, words: Tensor<1, Int>) {
     let length = words.dims()[0];
     let mut tensor = Tensor::<1, Int>::from_dispatch(held.clone());
     // The clone above would make the write a copy.

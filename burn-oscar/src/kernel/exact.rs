@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use crate::backend::plan::EXACT_TOKENS as EXACT;
 
 use super::query::QueryMemory;
-use super::tile::{ExactPlace, LOWEST, TileMemory};
+use super::tile::{ExactPlace, LOWEST, TileMemory, position};
 use super::warp::WarpMemory;
 
 /// Where a token's vectors begin, in vectors: in the tiers, or in the call's own token.
@@ -21,7 +21,7 @@ fn vector_at(
     #[comptime] head_dim: usize,
     #[comptime] width: usize,
 ) -> usize {
-    let place = select(token < at.sinks, token, token - at.sinks + sink);
+    let place = position(at, token, sink);
     let base = select(token < at.held, at.tier + place * head_dim, at.own);
     base / width
 }

@@ -169,10 +169,7 @@ pub fn attend(
     let offers = Offers::of(&client, head_dim);
     let [_, kv_heads, slot_tokens, _] = dims(&layer.key_tier);
     let group = heads / kv_heads;
-    let page_tokens = match &layer.key {
-        Pages::Exact(exact) => dims(exact)[2],
-        Pages::Packed(packed) => packed.spec.page_tokens,
-    };
+    let page_tokens = layer.key.page_tokens();
     let reason = if tokens != 1 {
         Some(format!("{tokens} query tokens per sequence"))
     } else if client.properties().hardware.max_bindings < BINDINGS {
@@ -237,7 +234,7 @@ pub fn attend(
         merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();
-    let partials = groups * plan.parts * shape.heads;
+    let partials = groups * plan.items * shape.heads;
     let partial_sums = client.empty(partials * head_dim * 4);
     let stats = client.empty(partials * 2 * 4);
     let bytes = rows * heads * head_dim * query.dtype.size();
@@ -283,7 +280,7 @@ pub fn attend(
                 sums_arg(),
                 stats_arg(),
                 array(&out, float),
-                plan.parts as u32,
+                plan.items as u32,
                 plan.scale as f32,
                 shape.clone(),
                 dtype,
@@ -317,7 +314,7 @@ pub fn attend(
                 sums_arg(),
                 stats_arg(),
                 array(&out, float),
-                plan.parts as u32,
+                plan.items as u32,
                 plan.scale as f32,
                 shape.clone(),
                 dtype,
@@ -335,7 +332,7 @@ pub fn attend(
                 array(&plan.steps, 4),
                 array(&out, float),
                 plan.items as u32,
-                plan.parts as u32,
+                plan.items as u32,
                 shape,
                 dtype,
             );

@@ -179,7 +179,7 @@ fn quads(x: CubeTensor) -> CubeTensor {
 }
 
 /// The tensor itself if nobody else holds it, else a copy.
-fn own(tensor: CubeTensor) -> CubeTensor {
+pub fn own(tensor: CubeTensor) -> CubeTensor {
     match tensor.can_mut() && tensor.is_nonoverlapping() {
         true => tensor,
         false => tensor.copy(),

@@ -1,7 +1,7 @@
 //! Attention of one cube over tiles of 64 tokens, through shared memory: scores, softmax, values.
 //!
-//! The portable kernel works through all its tokens this way; the tensor-core kernel only through
-//! the exact ones. A running maximum and sum per query head make tiles independent of order.
+//! The portable kernel works this way; the tensor-core kernel shares the memory and its beginning.
+//! A running maximum and sum per query head make tiles independent of order.
 
 use cubecl::prelude::*;
 
@@ -152,6 +152,12 @@ pub struct ExactPlace {
     pub held: usize,
 }
 
+/// A held token's position in its slot.
+#[cube]
+pub fn position(at: &ExactPlace, token: usize, #[comptime] sink: usize) -> usize {
+    select(token < at.sinks, token, token - at.sinks + sink)
+}
+
 /// One tile of exact tokens from `first` on, `count` of them: sinks, recent ones, the call's own.
 /// Reads `2 count head_dim` activations, 16 bytes at a time.
 #[cube]
@@ -189,7 +195,7 @@ pub fn exact_tile<F: Float, N: Size>(
         if t < count {
             let begin = share * own_vectors;
             if token < at.held {
-                let place = select(token < at.sinks, token, token - at.sinks + sink);
+                let place = position(at, token, sink);
                 let base = (at.tier + place * head_dim) / width + begin;
                 dot::<F, N>(
                     memory,
@@ -249,7 +255,7 @@ pub fn exact_tile<F: Float, N: Size>(
             for t in 0..count {
                 let token = first + t;
                 let vector = if token < at.held {
-                    let place = select(token < at.sinks, token, token - at.sinks + sink);
+                    let place = position(at, token, sink);
                     value_tier[(at.tier + place * head_dim) / width + v]
                 } else {
                     own_value[at.own / width + v]
@@ -352,7 +358,7 @@ fn exact_values<F: Float, N: Size>(
             loaded[j] = Vector::<F, N>::new(F::new(0.0));
             if t < count {
                 if token < at.held {
-                    let place = select(token < at.sinks, token, token - at.sinks + sink);
+                    let place = position(at, token, sink);
                     loaded[j] = value_tier[(at.tier + place * head_dim) / width + vector];
                 } else {
                     loaded[j] = own_value[at.own / width + vector];
