@@ -3,9 +3,10 @@
 use benches::arguments::{Common, Problems};
 use benches::cache::{self, Filled};
 use benches::methods::{layer_bytes, method};
-use benches::results::{AppendRow, Refused, Results};
+use benches::results::{AppendRow, Results};
+use benches::rows::measure_all;
 use benches::shape::{HEADS, KV_HEADS, Shape};
-use benches::{Error, Result, device, guarded, timing};
+use benches::{Error, Result, device, timing};
 use burn::tensor::Device;
 use burn_oscar::backend::{append, attend, demote};
 use clap::Args;
@@ -32,39 +33,29 @@ pub struct Arguments {
 pub fn run(arguments: Arguments) -> Result<()> {
     let Arguments { common, problems } = arguments;
     let device = common.device.open()?;
-    let mut results = Results::<AppendRow>::new("append", &device, common.quick);
+    let results = Results::<AppendRow>::new("append", &device, common.quick);
     println!("{}, microseconds", results.device);
     println!("| method | shape | append | page | step | attention | of the step |");
     println!("|---|---|--:|--:|--:|--:|--:|");
-    for shape in problems.shapes_or(&SHAPES) {
-        for name in &problems.methods {
-            match guarded(|| measure(name, shape, &common, &device)) {
-                Ok(row) => {
-                    println!(
-                        "| {name} | {shape} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} % |",
-                        row.append.median_us,
-                        row.demote.median_us,
-                        row.step_us,
-                        row.attend.median_us,
-                        100.0 * row.share_of_step
-                    );
-                    results.rows.push(row);
-                }
-                Err(error) => {
-                    eprintln!("{name} {shape}: {error}");
-                    results.refused.push(Refused {
-                        name: name.clone(),
-                        shape,
-                        reason: error.to_string(),
-                    });
-                }
-            }
-            results.write(common.out.as_deref())?;
-            device.memory_cleanup();
-        }
-    }
-    println!("{}", results.write(common.out.as_deref())?.display());
-    Ok(())
+    measure_all(
+        results,
+        (&common, &problems),
+        &SHAPES,
+        &device,
+        |name, shape| measure(name, shape, &common, &device),
+        |row| {
+            println!(
+                "| {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} % |",
+                row.method,
+                row.shape,
+                row.append.median_us,
+                row.demote.median_us,
+                row.step_us,
+                row.attend.median_us,
+                100.0 * row.share_of_step
+            )
+        },
+    )
 }
 
 fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result<AppendRow> {

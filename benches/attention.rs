@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use benches::arguments::{Common, Problems};
 use benches::cache::{self, Filled};
 use benches::methods::{layer_bytes, method};
-use benches::results::{AttentionRow, Refused, Results, best};
+use benches::results::{AttentionRow, Results, best};
+use benches::rows::measure_all;
 use benches::shape::{HEADS, KV_HEADS, Shape};
-use benches::{Error, Result, device, guarded, stream, timing};
+use benches::{Error, Result, device, stream, timing};
 use burn::tensor::Device;
 use burn_oscar::backend::attend;
 use clap::Args;
@@ -56,32 +57,20 @@ pub fn run(arguments: Arguments) -> Result<()> {
         "| method | shape | bits | bytes | us | min | max | TB/s | of stream | to best BF16 | path |"
     );
     println!("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|");
-    for shape in problems.shapes_or(Shape::ALL) {
-        for name in &problems.methods {
-            match guarded(|| measure(name, shape, &common, &device)) {
-                Ok(mut row) => {
-                    let rate = results.stream_tb_s;
-                    row.share_of_stream = rate.map(|rate| row.tb_s / rate);
-                    let best = baseline.as_ref().and_then(|file| best(file, shape));
-                    row.ratio = best.map(|(_, us)| us / row.time.median_us);
-                    print(&row);
-                    results.rows.push(row);
-                }
-                Err(error) => {
-                    eprintln!("{name} {shape}: {error}");
-                    results.refused.push(Refused {
-                        name: name.clone(),
-                        shape,
-                        reason: error.to_string(),
-                    });
-                }
-            }
-            results.write(common.out.as_deref())?;
-            device.memory_cleanup();
-        }
-    }
-    println!("{}", results.write(common.out.as_deref())?.display());
-    Ok(())
+    let rate = results.stream_tb_s;
+    measure_all(
+        results,
+        (&common, &problems),
+        Shape::ALL,
+        &device,
+        |name, shape| measure(name, shape, &common, &device),
+        |row| {
+            row.share_of_stream = rate.map(|rate| row.tb_s / rate);
+            let best = baseline.as_ref().and_then(|file| best(file, row.shape));
+            row.ratio = best.map(|(_, us)| us / row.time.median_us);
+            print(row);
+        },
+    )
 }
 
 fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result<AttentionRow> {

@@ -2,9 +2,10 @@
 
 use benches::arguments::{Common, Problems};
 use benches::methods::{method, page_bytes};
-use benches::results::{PrefillRow, Refused, Results};
+use benches::results::{PrefillRow, Results};
+use benches::rows::measure_all;
 use benches::shape::{HEAD_DIM, KV_HEADS, Shape};
-use benches::{Result, cache, device, guarded, stream, timing};
+use benches::{Result, cache, device, stream, timing};
 use burn::tensor::{Device, Int, Tensor};
 use burn_oscar::backend::write_pages;
 use clap::Args;
@@ -35,39 +36,28 @@ pub fn run(arguments: Arguments) -> Result<()> {
     println!("{}, streaming read {rate:?} TB/s", results.device);
     println!("| method | tokens | bytes | us | min | max | TB/s | of stream |");
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
-    for shape in problems.shapes_or(&[Shape::new(1, 32 << 10)]) {
-        for name in &problems.methods {
-            match guarded(|| measure(name, shape, &common, &device)) {
-                Ok(mut row) => {
-                    row.share_of_stream = rate.map(|rate| row.tb_s / rate);
-                    let (time, share) = (row.time, row.share_of_stream);
-                    println!(
-                        "| {name} | {} | {} | {:.1} | {:.1} | {:.1} | {:.3} | {} |",
-                        row.tokens,
-                        row.bytes,
-                        time.median_us,
-                        time.min_us,
-                        time.max_us,
-                        row.tb_s,
-                        share.map_or("-".into(), |share| format!("{:.1} %", 100.0 * share)),
-                    );
-                    results.rows.push(row);
-                }
-                Err(error) => {
-                    eprintln!("{name} {shape}: {error}");
-                    results.refused.push(Refused {
-                        name: name.clone(),
-                        shape,
-                        reason: error.to_string(),
-                    });
-                }
-            }
-            results.write(common.out.as_deref())?;
-            device.memory_cleanup();
-        }
-    }
-    println!("{}", results.write(common.out.as_deref())?.display());
-    Ok(())
+    measure_all(
+        results,
+        (&common, &problems),
+        &[Shape::new(1, 32 << 10)],
+        &device,
+        |name, shape| measure(name, shape, &common, &device),
+        |row| {
+            row.share_of_stream = rate.map(|rate| row.tb_s / rate);
+            let (time, share) = (row.time, row.share_of_stream);
+            println!(
+                "| {} | {} | {} | {:.1} | {:.1} | {:.1} | {:.3} | {} |",
+                row.method,
+                row.tokens,
+                row.bytes,
+                time.median_us,
+                time.min_us,
+                time.max_us,
+                row.tb_s,
+                share.map_or("-".into(), |share| format!("{:.1} %", 100.0 * share)),
+            );
+        },
+    )
 }
 
 fn measure(name: &str, shape: Shape, common: &Common, device: &Device) -> Result<PrefillRow> {

@@ -12,6 +12,7 @@ mod guard;
 pub mod methods;
 pub mod report;
 pub mod results;
+pub mod rows;
 pub mod shape;
 pub mod stream;
 pub mod timing;
