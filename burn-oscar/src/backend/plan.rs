@@ -17,8 +17,6 @@ pub const PAGE_BITS: u32 = 22;
 pub const MAX_PARTS: usize = 128;
 /// Exact tokens that one plane takes.
 pub const EXACT_TOKENS: usize = 16;
-/// The most exact tokens of an item, as far as the most parts allow.
-const ITEM_EXACT: usize = 192;
 
 /// What one batch row attends to, besides the tokens of the call itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,8 +43,6 @@ pub struct AttentionPlan<B: Backend> {
     pub scale: f64,
     /// Work items, and room for as many partial results; those without tokens end at once.
     pub items: usize,
-    /// The most exact tokens of an item.
-    pub exact_tokens: usize,
     /// u32: work items, then rows.
     pub steps: IntTensor<B>,
     /// u32: page numbers and valid tokens of all rows.
@@ -68,14 +64,9 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Items that a row of `tokens` exact tokens has at least.
-    fn least(&self, tokens: usize) -> usize {
-        tokens.div_ceil(ITEM_EXACT).min(MAX_PARTS)
-    }
-
     /// Work items that `rows` rows have room for, whatever their lengths.
     pub fn items(&self, rows: usize) -> usize {
-        rows * self.least(self.slot_tokens + 1) + self.splits
+        rows + self.splits
     }
 }
 
@@ -88,8 +79,6 @@ pub struct PlanWords {
     pub table: Vec<u32>,
     /// Items that there is room for.
     pub items: usize,
-    /// The most exact tokens of an item.
-    pub exact_tokens: usize,
 }
 
 fn chunks(row: &PlanRow, limits: &Limits) -> usize {
@@ -104,7 +93,7 @@ fn chunks(row: &PlanRow, limits: &Limits) -> usize {
 /// Cuts the rows' tokens into work items, each a run of chunks of history and some exact tokens of
 /// one row. The rows share the items by their length, so that all items take about as long.
 pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
-    // An exact token moves seven times the bytes of a packed one, and sixteen go to one plane.
+    // An exact token moves seven times the bytes of a packed one: eight are a chunk's worth.
     let units = |row: &PlanRow| {
         let exact = row.sinks + row.recent + 1;
         chunks(row, limits) + 2 * exact.div_ceil(EXACT_TOKENS)
@@ -115,7 +104,6 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         steps: Vec::new(),
         table: Vec::new(),
         items,
-        exact_tokens: 0,
     };
     let mut row_words = Vec::new();
     let mut first_part = 0;
@@ -123,14 +111,12 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         let (exact, held) = (row.sinks + row.recent + 1, chunks(row, limits));
         // Short rows are cut no finer than makes up for the merge of one more part.
         let most = held.div_ceil(4).max(exact.div_ceil(2 * EXACT_TOKENS));
-        let least = limits.least(exact);
         let parts = (limits.splits * units(row) / total)
             .min(most)
-            .clamp(least, MAX_PARTS);
+            .clamp(1, MAX_PARTS);
         let share = exact.div_ceil(parts).next_multiple_of(EXACT_TOKENS);
         // No part is empty: a cube without work would not arrive at the merge.
         let parts = parts.min(held.max(exact.div_ceil(share)));
-        words.exact_tokens = words.exact_tokens.max(share);
         let place = [
             row.slot as u32,
             row.sinks as u32,

@@ -92,7 +92,6 @@ impl KvCache {
     ) -> AttentionPlan<Dispatch> {
         AttentionPlan {
             items: words.items,
-            exact_tokens: words.exact_tokens,
             steps: self.words(words.steps).into_dispatch(),
             table,
             counters,

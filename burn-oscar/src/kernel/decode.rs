@@ -112,11 +112,9 @@ pub fn decode<F: Float, N: Size>(
     sync_cube();
 
     // Exact tokens go to the first planes, history to the others first.
-    let before = warp * comptime!(EXACT);
-    let has_exact = before < item.exact_count;
+    let has_exact = warp * comptime!(EXACT) < item.exact_count;
     if has_exact {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        let rest = item.exact_count - before;
         exact_plane::<F, N>(
             &mut memory,
             &mut warps,
@@ -126,17 +124,18 @@ pub fn decode<F: Float, N: Size>(
             key_tier,
             value_tier,
             &at,
-            item.exact_first + before,
-            select(rest < comptime!(EXACT), rest, comptime!(EXACT).runtime()),
+            item.exact_first,
+            item.exact_count,
             lane,
             warp,
+            planes,
             comptime!(shape.sink),
             head_dim,
         );
         sync_plane();
     }
-    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT));
-    let turn = (warp + 2 * planes - exact_planes) % planes;
+    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT)) % planes;
+    let turn = (warp + planes - exact_planes) % planes;
     let chunks = comptime!(key.chunks());
     let mut running = Running::new(comptime!(value.clone()));
     let products = comptime!(key_products(&key));

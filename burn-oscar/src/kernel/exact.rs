@@ -1,13 +1,16 @@
 //! Exact tokens in the tensor-core kernel: sixteen at a time, by one plane, without barriers.
 //!
-//! A unit scores half of one token, then adds up some channels of every n-th; weights go round by
-//! shuffles. All loads of keys and values are in flight before the first is used: the plane waits
-//! for memory once. Bytes: `2 head_dim` activations a token.
+//! A unit holds one vector of 16 bytes of every n-th token, of keys and of values, so that loads
+//! are of whole lines, and its share of the query in registers. Products are added up by halves: at
+//! each exchange a unit keeps one half of its sums and gives the other away, until it has the
+//! scores of one token for two heads. All loads of a round are in flight before the first is used.
+//! Bytes: `2 head_dim` activations a token.
 
 use cubecl::prelude::*;
 
 use crate::backend::plan::EXACT_TOKENS as EXACT;
 
+use super::merge::F4;
 use super::query::QueryMemory;
 use super::tile::{ExactPlace, LOWEST, TileMemory, position};
 use super::warp::WarpMemory;
@@ -26,8 +29,9 @@ fn vector_at(
     base / width
 }
 
-/// Attention of a plane over `count` tokens (at most [`EXACT`], or none) from `first` on; the
-/// result is the plane's in the shared memories.
+/// Attention of a plane over `count` exact tokens from `first` on: of every round of
+/// `planes * EXACT` tokens, its own [`EXACT`]. The result is the plane's in the shared memories;
+/// there is at least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(
     memory: &mut TileMemory,
@@ -42,113 +46,140 @@ pub fn exact_plane<F: Float, N: Size>(
     count: usize,
     lane: usize,
     plane: usize,
+    #[comptime] planes: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
     let width = N::value().comptime();
     let vectors = comptime!(head_dim / width);
-
-    // Keys: half a token for each unit.
-    let shared = comptime!(vectors / 2);
-    let half = lane / 16;
-    let token = first + lane % 16;
-    let inside = lane % 16 < count;
-    let mut keys = Array::<Vector<F, N>>::new(shared);
-    let base = vector_at(at, token, sink, head_dim, width) + half * shared;
-    #[unroll]
-    for j in 0..shared {
-        keys[j] = Vector::<F, N>::new(F::new(0.0));
-    }
-    if inside {
-        if token < at.held {
-            #[unroll]
-            for j in 0..shared {
-                keys[j] = key_tier[base + j];
-            }
-        } else {
-            #[unroll]
-            for j in 0..shared {
-                keys[j] = own_key[base + j];
-            }
-        }
-    }
-    // Values: one vector of every n-th token.
+    // Tokens of one load of the plane, and loads of a round.
     let rows = comptime!(32 / vectors);
     let tokens = comptime!(EXACT / rows);
     let vector = lane % vectors;
     let row = lane / vectors;
-    let mut values = Array::<Vector<F, N>>::new(tokens);
-    #[unroll]
-    for j in 0..tokens {
-        let t = row + comptime!(j * rows);
-        values[j] = Vector::<F, N>::new(F::new(0.0));
-        if t < count {
-            let token = first + t;
-            let base = vector_at(at, token, sink, head_dim, width) + vector;
-            if token < at.held {
-                values[j] = value_tier[base];
-            } else {
-                values[j] = own_value[base];
-            }
-        }
-    }
+    // Of the scores, a unit ends up with those of this token for heads `2 pair` and `2 pair + 1`.
+    let pair = lane % 2;
+    let own = row + vector / 2 * rows;
 
-    let mut weights = Array::<f32>::new(4usize);
+    let mut queries = Array::<F4>::new(width);
     #[unroll]
     for h in 0..4usize {
-        weights[h] = 0.0;
+        #[unroll]
+        for i in 0..comptime!(width / 4) {
+            queries[h * comptime!(width / 4) + i] =
+                query.padded[h * comptime!(head_dim / 4 + 1) + vector * comptime!(width / 4) + i];
+        }
     }
-    let quads = comptime!(head_dim / 4);
+    let mut max = Array::<f32>::new(2usize);
+    let mut total = Array::<f32>::new(2usize);
     #[unroll]
-    for j in 0..comptime!(head_dim / 8) {
-        #[unroll]
-        for h in 0..4usize {
-            let queries = query.padded[h * comptime!(quads + 1) + half * comptime!(quads / 2) + j];
-            #[unroll]
-            for k in 0..4usize {
-                let x =
-                    keys[comptime!((4 * j + k) / width)].extract(comptime!((4 * j + k) % width));
-                weights[h] += queries.extract(k) * f32::cast_from(x);
-            }
-        }
+    for k in 0..2usize {
+        max[k] = f32::new(LOWEST);
+        total[k] = 0.0;
     }
-    #[unroll]
-    for h in 0..4usize {
-        let score = weights[h] + plane_shuffle_xor(weights[h], 16u32);
-        let score = select(inside, score, f32::new(LOWEST));
-        let mut max = score;
-        #[unroll]
-        for j in 0..4usize {
-            max = f32::max(max, plane_shuffle_xor(max, comptime!(1u32 << j)));
-        }
-        let weight = select(inside, (score - max).exp(), 0.0);
-        let mut total = weight;
-        #[unroll]
-        for j in 0..4usize {
-            total += plane_shuffle_xor(total, comptime!(1u32 << j));
-        }
-        weights[h] = weight;
-        if lane == 0 {
-            warps.max[plane * 4 + h] = max;
-            warps.total[plane * 4 + h] = total;
-        }
-    }
-
     let mut sums = Array::<f32>::new(comptime!(4 * width));
     #[unroll]
     for i in 0..comptime!(4 * width) {
         sums[i] = 0.0;
     }
-    #[unroll]
-    for j in 0..tokens {
-        let t = (row + comptime!(j * rows)) as u32;
+
+    let mut before = plane * comptime!(EXACT);
+    while before < count {
+        let mut keys = Array::<Vector<F, N>>::new(tokens);
+        let mut values = Array::<Vector<F, N>>::new(tokens);
         #[unroll]
-        for h in 0..4usize {
-            let weight = plane_shuffle(weights[h], t);
-            #[unroll]
-            for k in 0..width {
-                sums[h * width + k] += weight * f32::cast_from(values[j].extract(k));
+        for j in 0..tokens {
+            keys[j] = Vector::<F, N>::new(F::new(0.0));
+            values[j] = Vector::<F, N>::new(F::new(0.0));
+            let t = before + row + comptime!(j * rows);
+            if t < count {
+                let token = first + t;
+                let base = vector_at(at, token, sink, head_dim, width) + vector;
+                if token < at.held {
+                    keys[j] = key_tier[base];
+                    values[j] = value_tier[base];
+                } else {
+                    keys[j] = own_key[base];
+                    values[j] = own_value[base];
+                }
             }
+        }
+
+        // Product `((h / 2) tokens + j) 2 + h % 2` of head h and the j-th load.
+        let mut scores = Array::<f32>::new(comptime!(4 * tokens));
+        #[unroll]
+        for j in 0..tokens {
+            #[unroll]
+            for h in 0..4usize {
+                let mut score = f32::new(0.0);
+                #[unroll]
+                for k in 0..width {
+                    score += queries[comptime!(h * (width / 4) + k / 4)].extract(comptime!(k % 4))
+                        * f32::cast_from(keys[j].extract(k));
+                }
+                scores[comptime!((h / 2 * tokens + j) * 2 + h % 2)] = score;
+            }
+        }
+        halve(&mut scores, lane, 0u32, comptime!(2 * tokens));
+        #[unroll]
+        for step in 0..comptime!(tokens.trailing_zeros()) {
+            let bit = comptime!(tokens.trailing_zeros() - step);
+            halve(&mut scores, lane, bit, comptime!(tokens >> step));
+        }
+
+        let inside = before + own < count;
+        let mut weights = Array::<f32>::new(2usize);
+        let mut decay = Array::<f32>::new(2usize);
+        #[unroll]
+        for k in 0..2usize {
+            let score = select(inside, scores[k], f32::new(LOWEST));
+            let mut top = score;
+            #[unroll]
+            for bit in 1..5u32 {
+                top = f32::max(top, plane_shuffle_xor(top, comptime!(1u32 << bit)));
+            }
+            let top = f32::max(max[k], top);
+            let weight = select(inside, (score - top).exp(), 0.0);
+            let mut sum = weight;
+            #[unroll]
+            for bit in 1..5u32 {
+                sum += plane_shuffle_xor(sum, comptime!(1u32 << bit));
+            }
+            decay[k] = (max[k] - top).exp();
+            total[k] = total[k] * decay[k] + sum;
+            max[k] = top;
+            weights[k] = weight;
+        }
+        if before >= comptime!(planes * EXACT) {
+            #[unroll]
+            for h in 0..4usize {
+                let decay = plane_shuffle(decay[comptime!(h % 2)], comptime!(h as u32 / 2));
+                #[unroll]
+                for k in 0..width {
+                    sums[h * width + k] *= decay;
+                }
+            }
+        }
+        #[unroll]
+        for j in 0..tokens {
+            #[unroll]
+            for h in 0..4usize {
+                let holder = (row * vectors + comptime!(2 * j + h / 2)) as u32;
+                let weight = plane_shuffle(weights[comptime!(h % 2)], holder);
+                #[unroll]
+                for k in 0..width {
+                    sums[h * width + k] += weight * f32::cast_from(values[j].extract(k));
+                }
+            }
+        }
+        before += comptime!(planes * EXACT);
+    }
+
+    if lane < 2 {
+        #[unroll]
+        for k in 0..2usize {
+            warps.max[plane * 4 + 2 * pair + k] = max[k];
+            warps.total[plane * 4 + 2 * pair + k] = total[k];
         }
     }
     #[unroll]
@@ -163,5 +194,18 @@ pub fn exact_plane<F: Float, N: Size>(
             let k = comptime!(i % width);
             memory.planes[(plane * 4 + h) * head_dim + vector * width + k] = sum;
         }
+    }
+}
+
+/// Exchanges with the unit whose lane differs in `bit`: the first `half` numbers of `sums` become
+/// the sums of both units' numbers, of the upper half where the lane's bit is set.
+#[cube]
+fn halve(sums: &mut Array<f32>, lane: usize, #[comptime] bit: u32, #[comptime] half: usize) {
+    let upper = (lane >> comptime!(bit as usize)) % 2 == 1;
+    #[unroll]
+    for i in 0..half {
+        let kept = select(upper, sums[i + half], sums[i]);
+        let given = select(upper, sums[i], sums[i + half]);
+        sums[i] = kept + plane_shuffle_xor(given, comptime!(1u32 << bit));
     }
 }

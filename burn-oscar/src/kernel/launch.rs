@@ -13,7 +13,6 @@ use super::fragments::unsupported;
 use super::merge::merge_rows;
 use super::shape::Shape;
 use super::spec::{PackedSide, Parameters, Store};
-use crate::backend::plan::EXACT_TOKENS;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
 /// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
@@ -21,14 +20,15 @@ const PLANE: u32 = 32;
 /// Units of a cube where the device has that many.
 const UNITS: u32 = 128;
 /// The most planes of a cube of the tensor-core kernel.
-const DECODE_PLANES: u32 = 16;
+const DECODE_PLANES: u32 = 12;
 
-/// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 16 planes
-/// there are 128 registers for each unit, which is what the kernel needs; folding the scales of
-/// channels into the query needs more, and has 168 with 12 planes.
+/// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 12 planes
+/// there are 168 registers for each unit, so that nothing spills; folding the scales of channels
+/// into the query needs more, and has 255 with 8 planes. Other numbers share registers out badly:
+/// each quarter of a multiprocessor holds its own planes.
 fn decode_planes(key: &Store) -> u32 {
     match key.packed().map(|side| side.parameters) {
-        Some(Parameters::ChannelPairs { .. }) => 12,
+        Some(Parameters::ChannelPairs { .. }) => 8,
         _ => DECODE_PLANES,
     }
 }
@@ -204,7 +204,6 @@ pub fn attend(
             .all(|tensor| tensor.is_contiguous())
     );
     let tensor_cores = offers.tensor_cores
-        && plan.exact_tokens <= EXACT_TOKENS * decode_planes(&key_side.store) as usize
         && [&key_side.store, &value_side.store]
             .into_iter()
             .all(|store| {

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
 use super::merge::F4;
-use super::spec::{PackedSide, Parameters};
+use super::spec::{PackedSide, Parameters, PartSide};
 use super::tile::TileMemory;
 
 /// The largest 16-bit magnitude whose high byte still fits after rounding.
@@ -127,6 +127,9 @@ impl QueryMemory {
         let products = comptime!(key_products(&key));
         let own_head = lane / 8;
         let low = (lane / 4) % 2 == 1;
+        let down = select(low, 0u32, 8u32);
+        let carry = select(low, 0u32, 128u32);
+        let flip = select(low, 0u32, 0x8080_8080u32);
         #[unroll]
         for group in 0..comptime!(64 / tokens) {
             // Channels of the lane: quads `lane % 4` of each half of 16.
@@ -158,13 +161,20 @@ impl QueryMemory {
             let mut quads = Array::<u32>::new(halves);
             #[unroll]
             for half in 0..halves {
+                // As `signed_byte`, with the lane's choice of byte made once.
                 let mut word = 0u32.runtime();
                 #[unroll]
                 for k in 0..4usize {
-                    let byte = signed_byte(folded[comptime!(half * 4 + k)] * ratio, low);
-                    word = word | (byte << comptime!(8 * k as u32));
+                    let x = folded[comptime!(half * 4 + k)] * ratio + comptime!(ROUND + 32768.0);
+                    let x = u32::reinterpret(x) + carry;
+                    let byte = if comptime!(k == 0) {
+                        x >> down
+                    } else {
+                        x << (comptime!(8 * k as u32) - down)
+                    };
+                    word = word | (byte & comptime!(255u32 << (8 * k as u32)));
                 }
-                quads[half] = word;
+                quads[half] = word ^ flip;
             }
             let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
             #[unroll]
@@ -319,22 +329,33 @@ fn field_products(
                 let weight = comptime!(1i32 << products.sums[s].shift);
                 #[unroll]
                 for i in 0..2usize {
-                    high[i] += sums[i].extract(0usize) * weight;
-                    low[i] += sums[i].extract(1usize) * weight;
+                    if comptime!(fits(&key.parts[part])) {
+                        let sum = sums[i].extract(0usize) * 256i32 + sums[i].extract(1usize);
+                        high[i] += sum * weight;
+                    } else {
+                        high[i] += sums[i].extract(0usize) * weight;
+                        low[i] += sums[i].extract(1usize) * weight;
+                    }
                 }
             }
         }
         #[unroll]
         for i in 0..2usize {
-            // Two-bit sums fit 32 bits after the shift; sums of more planes may not.
             let at = comptime!(8 * part + 2 * f as usize + i);
-            if comptime!(key.parts[part].bits == 2) {
-                out[at] = unit * f32::cast_from(high[i] * 256i32 + low[i]);
+            if comptime!(fits(&key.parts[part])) {
+                out[at] = unit * f32::cast_from(high[i]);
             } else {
                 out[at] = unit * (f32::cast_from(high[i]) * 256.0 + f32::cast_from(low[i]));
             }
         }
     }
+}
+
+/// Whether a part's sum of products, high and low bytes together, fits 32 bits: codes 64 times too
+/// large, bytes of 127, 256 for the high ones.
+fn fits(part: &PartSide) -> bool {
+    let code = (1u64 << part.bits) - 1;
+    code * 64 * 128 * 257 * (part.channels as u64) < 1 << 31
 }
 
 /// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.

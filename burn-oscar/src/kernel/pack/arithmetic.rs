@@ -73,6 +73,17 @@ pub fn count_lanes(x: u32, #[comptime] lanes: usize) -> u32 {
     sum
 }
 
+/// Whether it is so anywhere in the plane, so that all go on together; `x` where a token is one
+/// unit's.
+#[cube]
+pub fn any_lanes(x: bool, #[comptime] lanes: usize) -> bool {
+    if comptime!(lanes > 1) {
+        plane_any(x)
+    } else {
+        x
+    }
+}
+
 /// Four codes as the bytes of a word.
 #[cube]
 pub fn bytes_of(codes: Quad) -> u32 {
@@ -106,6 +117,8 @@ pub struct Affine {
     pub offset: f32,
     /// Values are divided by it.
     pub divisor: f32,
+    /// One over the divisor.
+    pub inverse: f32,
     /// Taken off before the division (`HalfEven`) or added after it.
     pub shift: f32,
 }
@@ -125,16 +138,19 @@ pub fn affine_group(
             scale,
             offset: low,
             divisor: scale,
+            inverse: 1.0f32 / scale,
             shift: (0.0f32 - low) / scale,
         }
     } else if comptime!(rounding == Rounding::HalfEven) {
         // A scale that rounds to 0 marks a constant group: every code is then 0.
         let scale = through_f16((high - low) / top);
         let low = through_f16(low);
+        let divisor = select(scale > 0.0f32, scale, f32::MAX);
         Affine {
             scale,
             offset: low,
-            divisor: select(scale > 0.0f32, scale, f32::MAX),
+            divisor,
+            inverse: 1.0f32 / divisor,
             shift: low,
         }
     } else {
@@ -158,9 +174,19 @@ pub fn affine_group(
             scale,
             offset: select(usable, 0.0f32 - zero * scale, low),
             divisor,
+            inverse: 1.0f32 / divisor,
             shift: zero,
         }
     }
+}
+
+/// `x / divisor`, rounded as the division is (Markstein: the quotient by the rounded inverse, and
+/// one correction), for a third of the instructions.
+#[cube]
+fn divided(x: f32, group: &Affine) -> f32 {
+    let quotient = x * group.inverse;
+    let rest = fma(0.0f32 - quotient, group.divisor, x);
+    fma(rest, group.inverse, quotient)
 }
 
 /// The code of one value. Where the divisor is the largest float, the code is 0 by itself.
@@ -173,11 +199,11 @@ pub fn affine_code(
 ) -> f32 {
     let top = comptime!(((1u32 << bits) - 1) as f32);
     let code = if comptime!(rounding == Rounding::HalfUp) {
-        (x / group.divisor + group.shift + 0.5f32).floor()
+        (divided(x, group) + group.shift + 0.5f32).floor()
     } else if comptime!(rounding == Rounding::HalfEven) {
-        round_even((x - group.shift) / group.divisor)
+        round_even(divided(x - group.shift, group))
     } else {
-        round_even(x / group.divisor + group.shift)
+        round_even(divided(x, group) + group.shift)
     };
     f32::clamp(code, 0.0f32, top)
 }
@@ -212,9 +238,19 @@ pub fn inverse(x: f32) -> f32 {
 /// for dot products and errors.
 #[cube]
 pub fn midrise_level(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
-    let top = comptime!(((1u32 << bits) / 2 - 1) as f32);
-    let steps = (y.abs() * Quad::new(inverse)).floor();
-    steps.min(Quad::new(top)) + Quad::new(0.5f32)
+    if comptime!(bits == 2) {
+        let mut level = Quad::new(0.5f32);
+        #[unroll]
+        for i in 0..4usize {
+            let outer = y.extract(i).abs() * inverse >= 1.0f32;
+            level.insert(i, select(outer, 1.5f32, 0.5f32));
+        }
+        level
+    } else {
+        let top = comptime!(((1u32 << bits) / 2 - 1) as f32);
+        let steps = (y.abs() * Quad::new(inverse)).floor();
+        steps.min(Quad::new(top)) + Quad::new(0.5f32)
+    }
 }
 
 /// The mid-rise codes of a quad.

@@ -134,11 +134,13 @@ pub fn code_channels<F: Float>(
             most = most.max(high[(group * group_parts + i) * quads + quad]);
         }
         let mut divisor = Quad::new(1.0f32);
+        let mut inverse = Quad::new(1.0f32);
         let mut shift = Quad::new(0.0f32);
         #[unroll]
         for i in 0..4usize {
             let affine = affine_group(least.extract(i), most.extract(i), rounding, bits);
             divisor.insert(i, affine.divisor);
+            inverse.insert(i, affine.inverse);
             shift.insert(i, affine.shift);
             if part == group * group_parts {
                 parameters[(group * quads + quad) * 4 + i] = pair_word(affine.scale, affine.offset);
@@ -156,6 +158,7 @@ pub fn code_channels<F: Float>(
                     scale: 0.0f32,
                     offset: 0.0f32,
                     divisor: divisor.extract(i),
+                    inverse: inverse.extract(i),
                     shift: shift.extract(i),
                 };
                 codes.insert(i, affine_code(y.extract(i), &affine, rounding, bits));

@@ -4,8 +4,9 @@
 use cubecl::prelude::*;
 
 use super::arithmetic::{
-    Quad, affine_code, affine_group, bytes_of, count_lanes, inverse, max_lanes, max_quad,
-    midrise_code, midrise_level, pair_word, scale8_byte, scale8_value, sum_lanes, sum_quad,
+    Quad, affine_code, affine_group, any_lanes, bytes_of, count_lanes, inverse, max_lanes,
+    max_quad, midrise_code, midrise_level, pair_word, scale8_byte, scale8_value, sum_lanes,
+    sum_quad,
 };
 use super::recipe::{Group, Recipe};
 use crate::backend::portable::{CANDIDATES, gaussian_step};
@@ -21,24 +22,34 @@ fn inside(quad: usize, #[comptime] group: Group, #[comptime] even: bool) -> bool
 }
 
 /// Clamps a token to the quantile of its magnitudes: the one at place `clip` of their order,
-/// found by bisection on the bits of floats, which are ordered like the floats.
+/// found by bisection on the bits of floats, which are ordered like the floats. The first look is
+/// at an eighth of the largest, where the quantile seldom lies below; the last few steps are spared
+/// once a single magnitude is left.
 #[cube]
 pub fn clip_token(y: &mut Array<Quad>, lane: usize, #[comptime] recipe: Recipe) {
     let lanes = comptime!(recipe.lanes);
     let unroll = comptime!(lanes > 1);
     let place = comptime!(recipe.clip.unwrap_or(0) as u32);
     let zero_bits = comptime!(recipe.zero_bits);
-    let whole = comptime!(recipe.quads.is_multiple_of(lanes));
+    let eighth = comptime!((3u32 << 23) >> zero_bits);
+    let mut high = u32::reinterpret(largest_up_to(
+        y,
+        lane,
+        comptime!(f32::MAX.to_bits()).runtime(),
+        recipe.clone(),
+    )) >> zero_bits;
     let mut low = 0u32;
-    let mut high = comptime!(0x7f80_0000u32 >> zero_bits).runtime();
-    for _ in 0..comptime!(31 - zero_bits) {
-        let middle = (low + high) / 2u32;
+    // Magnitudes below `low`, and up to `high`.
+    let mut below = 0u32;
+    let mut upto = comptime!(4 * recipe.quads as u32).runtime();
+    let mut middle = select(high > eighth, high - eighth, high / 2u32);
+    let mut more = any_lanes(low < high && upto - below > 1u32, lanes);
+    while more {
         let limit = middle << zero_bits;
         let mut count = 0u32;
         #[unroll(unroll)]
         for j in 0..comptime!(recipe.share()) {
-            let quad = j * lanes + lane;
-            if whole || quad < comptime!(recipe.quads) {
+            if held(j * lanes + lane, recipe.clone()) {
                 let bits = Vector::<u32, Const<4>>::reinterpret(y[j].abs());
                 #[unroll]
                 for i in 0..4usize {
@@ -46,16 +57,59 @@ pub fn clip_token(y: &mut Array<Quad>, lane: usize, #[comptime] recipe: Recipe) 
                 }
             }
         }
-        if count_lanes(count, lanes) > place {
+        let count = count_lanes(count, lanes);
+        if count > place {
             high = middle;
+            upto = count;
         } else {
             low = middle + 1u32;
+            below = count;
         }
+        middle = (low + high) / 2u32;
+        more = any_lanes(low < high && upto - below > 1u32, lanes);
     }
-    let limit = Quad::new(f32::reinterpret(high << zero_bits));
+    let ones = comptime!((1u32 << zero_bits) - 1);
+    let limit = Quad::new(largest_up_to(
+        y,
+        lane,
+        (high << zero_bits) | ones,
+        recipe.clone(),
+    ));
     #[unroll(unroll)]
     for j in 0..comptime!(recipe.share()) {
         y[j] = y[j].min(limit).max(Quad::new(0.0f32) - limit);
+    }
+}
+
+/// The largest magnitude of a token whose bits are at most `limit`.
+#[cube]
+fn largest_up_to(y: &mut Array<Quad>, lane: usize, limit: u32, #[comptime] recipe: Recipe) -> f32 {
+    let lanes = comptime!(recipe.lanes);
+    let unroll = comptime!(lanes > 1);
+    let mut largest = f32::new(0.0);
+    #[unroll(unroll)]
+    for j in 0..comptime!(recipe.share()) {
+        if held(j * lanes + lane, recipe.clone()) {
+            let size = y[j].abs();
+            #[unroll]
+            for i in 0..4usize {
+                let x = size.extract(i);
+                let counts = u32::reinterpret(x) <= limit;
+                largest = f32::max(largest, select(counts, x, 0.0f32));
+            }
+        }
+    }
+    max_lanes(largest, lanes)
+}
+
+/// Whether a quad belongs to the token: known when the kernel is compiled where all lanes have as
+/// many.
+#[cube]
+fn held(quad: usize, #[comptime] recipe: Recipe) -> bool {
+    if comptime!(recipe.quads.is_multiple_of(recipe.lanes)) {
+        true.runtime()
+    } else {
+        quad < comptime!(recipe.quads)
     }
 }
 
