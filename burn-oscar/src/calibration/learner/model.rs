@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
@@ -33,9 +33,11 @@ pub trait CalibrationModel: Send + 'static {
     ) -> std::result::Result<(), ModelError>;
 }
 
-/// The frozen model with what a step needs; a Burn module without parameters of its own.
+/// The frozen model with what a step needs, as a Burn module.
 #[derive(Module, Debug)]
 pub(super) struct Calibrator {
+    /// One number that nobody reads: Burn asks a learner's parameters for their device.
+    place: Param<Tensor<1>>,
     #[module(skip)]
     shared: Arc<Shared>,
     /// The method that validation compares.
@@ -102,6 +104,7 @@ impl Calibrator {
         chunk: usize,
     ) -> Self {
         Self {
+            place: Param::from_tensor(Tensor::zeros([1], &device)),
             shared: Arc::new(Shared {
                 model: Mutex::new(model),
                 caches,
