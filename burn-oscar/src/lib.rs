@@ -32,7 +32,8 @@
 //! # Feature flags
 //!
 //! One per Burn backend: `flex` (default), `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm`; and
-//! `fusion`, `autotune`, `calibrate`. Enable backends through these flags, not only
+//! `fusion`, `autotune`, `calibrate` (observation, solver and learner job) and `tui` (the job's
+//! dashboard). Enable backends through these flags, not only
 //! through Burn's own: an operation of this crate on a backend whose flag is off panics.
 
 pub mod backend;
@@ -45,6 +46,8 @@ pub mod method;
 pub mod quantizer;
 pub mod rotation;
 
+#[cfg(feature = "calibrate")]
+pub use cache::ObserveOptions;
 pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, SequenceId};
 pub use calibration::Calibration;
 pub use error::{Error, Result};
