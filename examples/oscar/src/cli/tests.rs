@@ -90,11 +90,13 @@ fn all_tasks_run_and_are_resumed() {
         let exact = row.method.name == "exact";
         for score in &row.scores {
             assert!(score.positions > 0, "{row:?}");
-            assert_eq!(exact, score.kl == 0.0, "{score:?}");
+            // The first positions see nothing packed.
+            let same = exact || ["1-40", "40-80"].contains(&score.span.as_str());
+            assert_eq!(same, score.kl == 0.0, "{score:?}");
             assert!((score.nll - score.exact_nll - score.delta_nll).abs() < 1e-9);
         }
         assert_eq!(exact, row.bytes.page_bits.is_none());
-        assert!(row.bytes.bits_per_value <= 16.0 && row.bytes.pages > 0);
+        assert!(row.bytes.bits_per_value <= 16.0 && (exact || row.bytes.pages > 0));
     }
 
     // What is there is not measured again, whatever the chunk: the file stays as it is.
