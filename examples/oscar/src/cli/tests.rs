@@ -133,7 +133,7 @@ fn all_tasks_run_and_are_resumed() {
         "Answers of",
         "Retrieval from",
         "Recall from",
-        "by depth",
+        "By depth",
     ] {
         assert!(page.contains(title), "{page}");
     }

@@ -1,5 +1,6 @@
 //! From rows to a page: tables, figures, and where everything comes from.
 
+mod axis;
 mod document;
 mod plots;
 mod summary;
@@ -23,7 +24,10 @@ pub fn document(rows: &[Row]) -> Result<Document> {
     for (number, group) in summary.groups.iter().enumerate() {
         let heading = tables::title(group);
         blocks.push(Block::Heading(heading.clone()));
-        blocks.push(Block::Table(tables::headline(group)));
+        blocks.push(Block::Table(Table {
+            title: "All methods".to_string(),
+            ..tables::headline(group)
+        }));
         let mut figure = |kind: &str, caption: &str, svg: Option<String>| {
             blocks.extend(svg.map(|svg| Block::Figure {
                 name: format!("{kind}-{}", number + 1),

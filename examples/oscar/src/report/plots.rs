@@ -2,7 +2,10 @@
 
 use plotters::prelude::*;
 
-use super::{Group, MethodSummary};
+use super::{
+    Group, MethodSummary,
+    axis::{Axis, decimal_marks, marks, range},
+};
 use crate::error::{Error, Result};
 
 const SIZE: (u32, u32) = (860, 480);
@@ -26,13 +29,17 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// What a figure's axes are called.
+/// What a figure's axes are called. Divergences are drawn by their logarithms.
 struct Axes {
     figure: &'static str,
     title: &'static str,
     x: &'static str,
-    y: &'static str,
+    /// Whether x doubles with every step.
+    doubling: bool,
 }
+
+/// Divergences below are rounding: nothing was packed.
+const LEAST_KL: f64 = 1e-5;
 
 /// The divergence against the bytes of a token, with the Pareto front. `None` with fewer than two
 /// points.
@@ -43,7 +50,7 @@ pub fn pareto(group: &Group) -> Result<Option<String>> {
     let series: Vec<_> = packed(group)
         .filter_map(|method| {
             let kl = group.headline(method)?.kl.mean;
-            (kl > 0.0).then(|| Series {
+            (kl > LEAST_KL).then(|| Series {
                 name: method.note.title(),
                 points: vec![(method.bytes_per_token, kl)],
             })
@@ -58,7 +65,7 @@ pub fn pareto(group: &Group) -> Result<Option<String>> {
         figure: "error against bytes",
         title: "Divergence against memory",
         x: "bytes a token, exact tokens in 16 bits",
-        y: "KL, nats",
+        doubling: false,
     };
     draw(&axes, &series, &front).map(Some)
 }
@@ -80,7 +87,7 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
             points: parts
                 .iter()
                 .filter_map(|part| Some((middle(part)?, method.span(part)?.kl.mean)))
-                .filter(|(_, kl)| *kl > 0.0)
+                .filter(|(_, kl)| *kl > LEAST_KL)
                 .collect(),
         })
         .filter(|series| !series.points.is_empty())
@@ -92,7 +99,7 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
         figure: "error by position",
         title: "Divergence by position",
         x: "position in the window (geometric middle of a stretch)",
-        y: "KL, nats",
+        doubling: true,
     };
     draw(&axes, &series, &[]).map(Some)
 }
@@ -137,7 +144,7 @@ pub fn by_calibration(group: &Group) -> Result<Option<String>> {
         figure: "error by calibration",
         title: "Divergence by calibration",
         x: "tokens that the artifact was made from",
-        y: "KL, nats",
+        doubling: true,
     };
     draw(&axes, &series, &[]).map(Some)
 }
@@ -186,15 +193,10 @@ fn draw_to(
     series: &[Series],
     front: &[(f64, f64)],
 ) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let place = |x: f64| if axes.doubling { x.log2() } else { x };
     let points = || series.iter().flat_map(|s| s.points.iter());
-    let bounds = |values: &mut dyn Iterator<Item = f64>, low: f64, high: f64| {
-        let (least, greatest) = values.fold((f64::MAX, f64::MIN), |(least, greatest), value| {
-            (least.min(value), greatest.max(value))
-        });
-        least * low..greatest * high
-    };
-    let x = bounds(&mut points().map(|p| p.0), 0.9, 1.1);
-    let y = bounds(&mut points().map(|p| p.1), 0.7, 1.4);
+    let x = range(points().map(|point| place(point.0)));
+    let y = range(points().map(|point| point.1.log10()));
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
@@ -202,18 +204,23 @@ fn draw_to(
         .margin(12)
         .x_label_area_size(46)
         .y_label_area_size(64)
-        .build_cartesian_2d(x.log_scale(), y.log_scale())?;
+        .build_cartesian_2d(
+            Axis::new(x, |x| marks(x, axes.doubling)),
+            Axis::new(y, decimal_marks),
+        )?;
     chart
         .configure_mesh()
-        .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| format!("{y:.4}").trim_end_matches('0').to_string())
+        .light_line_style(TRANSPARENT)
+        .x_label_formatter(&|x| format!("{:.0}", if axes.doubling { x.exp2() } else { *x }))
+        .y_label_formatter(&|y| format!("{}", (10f64.powf(*y) * 1e7).round() / 1e7))
         .x_desc(axes.x)
-        .y_desc(axes.y)
+        .y_desc("KL, nats")
         .draw()?;
+    let at = |point: &(f64, f64)| (place(point.0), point.1.log10());
     if front.len() > 1 {
         let grey = BLACK.mix(0.5).stroke_width(1);
         chart
-            .draw_series(LineSeries::new(steps(front), grey))?
+            .draw_series(LineSeries::new(steps(front).iter().map(at), grey))?
             .label("Pareto front")
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], grey));
     }
@@ -225,10 +232,15 @@ fn draw_to(
         } else {
             colour.stroke_width(2)
         };
-        let line = LineSeries::new(series.points.iter().copied(), colour.stroke_width(2));
+        let line = LineSeries::new(series.points.iter().map(at), colour.stroke_width(2));
         chart.draw_series(line)?;
         chart
-            .draw_series(series.points.iter().map(|&at| Circle::new(at, 4, style)))?
+            .draw_series(
+                series
+                    .points
+                    .iter()
+                    .map(|point| Circle::new(at(point), 4, style)),
+            )?
             .label(series.name.as_str())
             .legend(move |(x, y)| Circle::new((x + 9, y), 4, style));
     }

@@ -156,7 +156,7 @@ pub fn by_part(group: &Group) -> Option<Table> {
     }
     let (what, caption) = match group.task.kind {
         Kind::Retrieval => (
-            "by depth",
+            "By depth",
             "Share of numbers found, and the nll of their digits with its standard deviation over \
              the numbers.",
         ),
@@ -166,7 +166,7 @@ pub fn by_part(group: &Group) -> Option<Table> {
              standard deviation over windows.",
         ),
     };
-    let mut table = Table::new(format!("{}, {what}", title(group)), &["method"], caption);
+    let mut table = Table::new(what, &["method"], caption);
     table.header.extend(parts.iter().cloned());
     for method in &group.methods {
         let cells = parts.iter().map(|part| match method.span(part) {
@@ -191,7 +191,7 @@ pub fn by_part(group: &Group) -> Option<Table> {
 /// Every preset that was measured in several ways: what changes, and what that does.
 pub fn ablations(group: &Group) -> Option<Table> {
     let mut table = Table::new(
-        format!("{}, what settings do", title(group)),
+        "What settings do",
         &[
             "method",
             "setting",

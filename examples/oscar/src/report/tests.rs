@@ -94,7 +94,7 @@ fn a_page_is_complete() {
         assert!(html.contains(svg.trim()), "{kind} is not in the page");
     }
     assert!(html.contains("tiny &amp; small") && html.contains("<table>"));
-    assert!(markdown.contains("KL by position") && markdown.contains("what settings do"));
+    assert!(markdown.contains("KL by position") && markdown.contains("What settings do"));
     assert!(html.contains("Pareto front"));
     // Nothing is fetched from elsewhere.
     assert!(!html.contains("src=") && !html.contains("<link"));
