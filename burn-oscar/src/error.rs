@@ -202,6 +202,12 @@ pub enum Error {
         /// What is wrong, and the remedy.
         reason: String,
     },
+    /// Calibration cannot go on.
+    #[error("calibration: {reason}")]
+    Calibration {
+        /// What is wrong, and the remedy.
+        reason: String,
+    },
     /// A file that cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {

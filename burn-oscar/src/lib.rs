@@ -45,6 +45,8 @@ pub mod method;
 pub mod quantizer;
 pub mod rotation;
 
+#[cfg(feature = "calibrate")]
+pub use cache::ObserveOptions;
 pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, SequenceId};
 pub use calibration::Calibration;
 pub use error::{Error, Result};

@@ -1,5 +1,7 @@
 //! New tokens into the tiers, and old ones into pages.
 
+use std::sync::atomic::Ordering;
+
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -52,7 +54,33 @@ impl KvCache {
                 pages.saturating_sub(sequence.pages.len())
             })
             .sum();
-        self.check_pages(layer, needed)
+        self.check_pages(layer, needed)?;
+        self.warn_past_served(layer, rows, tokens);
+        Ok(())
+    }
+
+    /// Says once where a sequence becomes longer than its calibration was made for: every path
+    /// that appends comes by here.
+    fn warn_past_served(&self, layer: usize, rows: &[usize], tokens: usize) {
+        let Some(calibration) = self.config.method.calibration() else {
+            return;
+        };
+        if self.warned.load(Ordering::Relaxed) {
+            return;
+        }
+        let lengths = rows
+            .iter()
+            .map(|&row| self.sequences[row].layers[layer].len() + tokens);
+        let (longest, served) = (lengths.max().unwrap_or(0), calibration.served_length());
+        if longest > served {
+            self.warned.store(true, Ordering::Relaxed);
+            log::warn!(
+                "a sequence of {longest} tokens is longer than the {served} that calibration \
+                 artifact {} serves: what follows is stored less well; solve again with RoPE \
+                 extension to the length you serve",
+                calibration.path().display()
+            );
+        }
     }
 
     /// Makes sure that the pool has `needed` free pages.

@@ -89,6 +89,8 @@ impl KvCache {
             self.check_numbers(layer, &key, &value)?;
         }
         self.check_room(layer, &rows, tokens)?;
+        #[cfg(feature = "calibrate")]
+        let observed = self.observe_call(layer, &rows, [&query, &key, &value], scale)?;
         self.outdate_plan();
 
         let mut outputs = Vec::new();
@@ -120,6 +122,8 @@ impl KvCache {
             }
             done += count;
         }
+        #[cfg(feature = "calibrate")]
+        self.keep_observation(layer, observed)?;
         Ok(transform.output(Tensor::cat(outputs, 2), kv_heads))
     }
 

@@ -1,6 +1,7 @@
 //! What a cache is made from.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -33,6 +34,8 @@ pub struct KvCacheConfig {
     pub(super) check_inputs: bool,
     pub(super) poison: bool,
     pub(super) fingerprint: Option<String>,
+    #[cfg(feature = "calibrate")]
+    pub(super) observe: Option<super::ObserveOptions>,
 }
 
 impl KvCacheConfig {
@@ -50,6 +53,8 @@ impl KvCacheConfig {
             check_inputs: true,
             poison: false,
             fingerprint: None,
+            #[cfg(feature = "calibrate")]
+            observe: None,
         }
     }
 
@@ -202,6 +207,11 @@ impl KvCacheConfig {
     /// does not fit, [`Error::Artifact`] where its calibration belongs to another model.
     pub fn init(&self, device: &Device) -> Result<KvCache> {
         self.validate()?;
+        #[cfg(feature = "calibrate")]
+        let observer = match &self.observe {
+            Some(options) => Some(super::observe::Observer::new(self, options)?),
+            None => None,
+        };
         let page_tokens = self.method.page_tokens();
         let exact = self.method.sink() + self.method.recent();
         let pages =
@@ -251,6 +261,9 @@ impl KvCacheConfig {
             splits: crate::backend::splits(device, self.n_kv_heads),
             step_plan: None,
             decode_plan: None,
+            warned: AtomicBool::new(false),
+            #[cfg(feature = "calibrate")]
+            observer,
         };
         cache.add_sequence()?;
         Ok(cache)

@@ -34,6 +34,8 @@ impl KvCache {
         options: AttentionOptions,
     ) -> Result<()> {
         self.layer(layer)?;
+        #[cfg(feature = "calibrate")]
+        self.check_not_observing("extend")?;
         let rows = self.rows(&options)?;
         self.check_stored(&rows, key.dims()[2], &key, &value)?;
         let transform = &self.transforms[layer];
@@ -68,6 +70,8 @@ impl KvCache {
     /// no plan then.
     pub fn plan_decode(&mut self, options: &AttentionOptions) -> Result<()> {
         self.outdate_plan();
+        #[cfg(feature = "calibrate")]
+        self.check_not_observing("plan_decode")?;
         let rows = self.rows(options)?;
         for &row in &rows {
             super::manage::check_even(&self.sequences[row])?;

@@ -15,6 +15,8 @@ mod config;
 mod decode;
 mod manage;
 mod memory;
+#[cfg(feature = "calibrate")]
+mod observe;
 mod plan;
 mod pool;
 mod read;
@@ -23,7 +25,11 @@ mod sequence;
 pub use attend::AttentionOptions;
 pub use config::KvCacheConfig;
 pub use memory::MemoryReport;
+#[cfg(feature = "calibrate")]
+pub use observe::ObserveOptions;
 pub use sequence::SequenceId;
+
+use std::sync::atomic::AtomicBool;
 
 use burn::backend::Dispatch;
 use burn::tensor::Device;
@@ -56,6 +62,10 @@ pub struct KvCache {
     /// The plan that the layers of a step share.
     step_plan: Option<AttentionPlan<Dispatch>>,
     decode_plan: Option<decode::DecodePlan>,
+    /// Whether it was said that a sequence is longer than the calibration serves.
+    warned: AtomicBool,
+    #[cfg(feature = "calibrate")]
+    observer: Option<observe::Observer>,
 }
 
 impl KvCache {

@@ -16,6 +16,10 @@ mod artifact;
 mod builder;
 mod container;
 mod file;
+#[cfg(feature = "calibrate")]
+pub mod solve;
+#[cfg(feature = "calibrate")]
+pub mod statistics;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -24,6 +28,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use builder::CalibrationBuilder;
+#[cfg(feature = "calibrate")]
+pub use solve::{Solution, SolveOptions, solve};
+#[cfg(feature = "calibrate")]
+pub use statistics::{Statistics, StatisticsConfig};
 
 use crate::error::{Error, Result};
 use crate::quantizer::{ChannelBits, Quantizer, Role, Segment};

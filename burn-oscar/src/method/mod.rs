@@ -9,7 +9,9 @@ mod presets;
 
 use crate::calibration::Calibration;
 use crate::error::{Error, Result};
-use crate::quantizer::{ChannelBits, Quantizer};
+use crate::quantizer::{ChannelBits, Quantizer, Rounding};
+#[cfg(feature = "calibrate")]
+pub(crate) use presets::{FOUR_TWO_NONE, centred};
 use presets::{RECENT, ROWS, Row, SINK};
 
 /// How one side's vectors are transformed when they arrive.
@@ -234,6 +236,21 @@ impl Method {
         Ok(self)
     }
 
+    /// The same method with or without the means of pages, on the sides whose codes are mid-rise
+    /// (`hadamard_centred`, `transform_coded`). Without them the pages are shorter, 64 tokens, and
+    /// the artifact had better have means: an offset that all keys share costs most of the bits.
+    #[must_use]
+    pub fn with_page_means(mut self, page_means: bool) -> Self {
+        for side in [&mut self.key, &mut self.value] {
+            if let Some(quantizer) = &mut side.quantizer
+                && quantizer.rounding == Rounding::MidRise
+            {
+                quantizer.page_mean = page_means;
+            }
+        }
+        self
+    }
+
     /// The same method with other keys.
     #[must_use]
     pub fn with_key_side(mut self, key: Side) -> Self {
@@ -305,5 +322,8 @@ mod tests {
         assert!(Method::kivi().with_bits(3).is_err());
         assert_eq!(Method::hadamard_centred().page_tokens(), 256);
         assert_eq!(Method::kivi().page_tokens(), 64);
+        let without = Method::hadamard_centred().with_page_means(false);
+        assert_eq!(without.page_tokens(), 64);
+        assert_eq!(Method::kivi().with_page_means(true).page_tokens(), 64);
     }
 }

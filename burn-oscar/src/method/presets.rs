@@ -30,6 +30,14 @@ fn affine(axis: GroupAxis, group_size: Option<usize>, rounding: Rounding) -> Qua
     }
 }
 
+/// Page means and mid-rise codes, one scale per token.
+pub(crate) fn centred() -> Quantizer {
+    Quantizer {
+        page_mean: true,
+        ..affine(GroupAxis::Token, None, Rounding::MidRise)
+    }
+}
+
 fn packed(transform: TransformKind, quantizer: Quantizer) -> Side {
     Side {
         transform,
@@ -39,17 +47,14 @@ fn packed(transform: TransformKind, quantizer: Quantizer) -> Side {
 
 /// Sixteenths of head_dim, most important channels first: 4 bits for the first quarter, 2 for
 /// the next half, none for the last quarter.
-const FOUR_TWO_NONE: &[Segment] = &[Segment::new(4, 4), Segment::new(8, 2), Segment::new(4, 0)];
+pub(crate) const FOUR_TWO_NONE: &[Segment] =
+    &[Segment::new(4, 4), Segment::new(8, 2), Segment::new(4, 0)];
 
 use TransformKind::{Calibrated, Hadamard, Identity};
 
 pub(super) static ROWS: LazyLock<[Row; 8]> = LazyLock::new(|| {
     let per_token = || affine(GroupAxis::Token, Some(32), Rounding::HalfEven);
     let whole_token = || affine(GroupAxis::Token, None, Rounding::HalfUp);
-    let centred = || Quantizer {
-        page_mean: true,
-        ..affine(GroupAxis::Token, None, Rounding::MidRise)
-    };
     [
         Row {
             name: "exact",
