@@ -7,6 +7,7 @@ use std::{
 
 use clap::Parser;
 
+mod calibrate;
 mod cli;
 mod error;
 mod grid;

@@ -1,10 +1,13 @@
-//! `oscar inspect`: what is in a calibration artifact.
+//! `oscar inspect`: what is in a calibration artifact, or in statistics.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use burn_oscar::{
     Calibration,
-    calibration::{LayerCalibration, Matrices, SideCalibration},
+    calibration::{
+        LayerCalibration, Matrices, SideCalibration, Statistics,
+        statistics::{HeadStatistics, LayerStatistics},
+    },
 };
 use clap::Args;
 use models::{
@@ -12,22 +15,25 @@ use models::{
     table::table,
 };
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// Show what is in a calibration artifact
+/// Show what is in a calibration artifact, or in statistics
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Show what is in a calibration artifact, after checking all of it: the method and \
+    long_about = "Show what is in a calibration artifact or in the statistics that one is made from, after \
+        checking all of it. Of an artifact: the method and \
         the model it was made for, the positions it serves, the tokens it comes from, and for each \
         layer which matrices, means, clips and bits it has. What a layer does not have is as the \
-        method has it.",
+        method has it. Of statistics: tokens, windows, and for each layer medians of the norms.",
     after_long_help = "Examples:\n  \
         oscar inspect oscar.safetensors\n  \
-        oscar inspect transform_coded.safetensors --json"
+        oscar inspect transform_coded.safetensors --json\n  \
+        oscar inspect transform_coded.statistics.safetensors"
 )]
 pub struct InspectArgs {
-    /// The artifact, a .safetensors file
+    /// The artifact or statistics, a .safetensors file
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
@@ -156,15 +162,123 @@ impl Artifact {
     }
 }
 
+/// Statistics without their sums.
+#[derive(Debug, Serialize)]
+struct Gathered {
+    model_fingerprint: String,
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    sinks: usize,
+    tokens: u64,
+    windows: u64,
+    longest: u64,
+    per_layer: Vec<GatheredLayer>,
+}
+
+/// One layer, as a mean over its KV heads.
+#[derive(Debug, Serialize)]
+struct GatheredLayer {
+    query_heads: usize,
+    keys: f64,
+    median_key_norm: f64,
+    median_value_norm: f64,
+    sampled: usize,
+}
+
+impl Gathered {
+    fn new(statistics: &Statistics) -> Self {
+        let config = statistics.config();
+        let layer = |layer: &LayerStatistics| {
+            let heads = layer.heads.len().max(1) as f64;
+            let mean = |value: &dyn Fn(&HeadStatistics) -> f64| {
+                layer.heads.iter().map(value).sum::<f64>() / heads
+            };
+            GatheredLayer {
+                query_heads: layer.query_heads,
+                keys: mean(&|head| head.keys.weight()),
+                median_key_norm: mean(&|head| head.key_norms.quantile(0.5).unwrap_or(0.0)),
+                median_value_norm: mean(&|head| head.value_norms.quantile(0.5).unwrap_or(0.0)),
+                sampled: layer.sample(0).count(),
+            }
+        };
+        Self {
+            model_fingerprint: config.fingerprint.clone(),
+            layers: config.n_layers,
+            kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            sinks: config.sinks,
+            tokens: statistics.tokens(),
+            windows: statistics.sequences(),
+            longest: statistics.longest(),
+            per_layer: statistics.layers().iter().map(layer).collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut layers = table([
+            "layer",
+            "query heads",
+            "keys",
+            "key norm",
+            "value norm",
+            "sampled",
+        ]);
+        for (index, layer) in self.per_layer.iter().enumerate() {
+            layers.add_row([
+                index.to_string(),
+                layer.query_heads.to_string(),
+                format!("{:.0}", layer.keys),
+                format!("{:.2}", layer.median_key_norm),
+                format!("{:.2}", layer.median_value_norm),
+                layer.sampled.to_string(),
+            ]);
+        }
+        format!(
+            "statistics of model {}\n{} layers, {} KV heads of {} channels\n{} tokens in {} windows \
+             of up to {}; the first {} of each count as queries only\n\n{layers}\n\nNorms are medians, \
+             to a quarter of an octave, of the KV heads' mean.\n",
+            self.model_fingerprint,
+            self.layers,
+            self.kv_heads,
+            self.head_dim,
+            self.tokens,
+            self.windows,
+            self.longest,
+            self.sinks,
+        )
+    }
+}
+
+/// Whether the header of a file says that it holds statistics. Damaged files are left to whoever
+/// loads them.
+fn is_statistics(bytes: &[u8]) -> bool {
+    let header = || {
+        let length = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+        let header = bytes.get(8..8usize.checked_add(usize::try_from(length).ok()?)?)?;
+        let header: Value = serde_json::from_slice(header).ok()?;
+        Some(header["__metadata__"]["format"] == "burn-oscar-statistics")
+    };
+    header().unwrap_or(false)
+}
+
 impl InspectArgs {
     /// Prints the artifact.
     pub fn run(self) -> Result<()> {
-        let artifact = Artifact::new(&Calibration::load(&self.file)?);
-        if self.json {
-            print_json(&artifact)?;
-        } else {
-            print(&artifact.text())?;
+        let bytes = fs::read(&self.file).map_err(Error::file(&self.file))?;
+        if is_statistics(&bytes) {
+            let statistics = Gathered::new(&Statistics::load(&self.file)?);
+            let printed = match self.json {
+                true => print_json(&statistics),
+                false => print(&statistics.text()),
+            };
+            return Ok(printed?);
         }
-        Ok(())
+        let artifact = Artifact::new(&Calibration::from_bytes(&bytes, &self.file)?);
+        let printed = match self.json {
+            true => print_json(&artifact),
+            false => print(&artifact.text()),
+        };
+        Ok(printed?)
     }
 }

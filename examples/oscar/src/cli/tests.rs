@@ -45,6 +45,14 @@ fn wrong_values_are_refused() {
         "oscar report",
         "oscar report rows.jsonl",
         "oscar inspect",
+        "oscar report --text t --out x",
+        "oscar merge a",
+        "oscar calibrate --model m --out o",
+        "oscar calibrate --model m --text t --shard 0/2 --out o",
+        "oscar calibrate --model m --text t --shard 3/2 --out o",
+        "oscar calibrate --model m --text t --statistics s --out o",
+        "oscar calibrate --model m --text t --method kivi --out o",
+        "oscar calibrate --model m --text t --across-layers --out o",
         "oscar evaluate --text t",
         "oscar evaluate --model m --methods kivy",
         "oscar evaluate --model m --cache-windows 64",
@@ -137,6 +145,132 @@ fn all_tasks_run_and_are_resumed() {
     ] {
         assert!(page.contains(title), "{page}");
     }
+}
+
+#[test]
+fn parts_merge_to_the_whole_and_make_artifacts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = text(folder.path(), 1200);
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let calibrate = |more: &str| {
+        let model = tiny().display().to_string();
+        oscar(&format!(
+            "oscar calibrate --quiet --device flex --model {model} {more}"
+        ))
+    };
+    let reading = format!("--text {} --windows 3 --window 300", text.display());
+    calibrate(&format!("{reading} --out {} --json", at("tc.safetensors"))).expect("calibrates");
+    for part in ["1/2", "2/2"] {
+        let out = at(&part.replace('/', "-"));
+        calibrate(&format!("{reading} --shard {part} --chunk 77 --out {out}")).expect("reads");
+    }
+    // The order does not matter, to the bit. Another chunk would: it is other products of f32.
+    oscar(&format!(
+        "oscar merge {} {} --out {}",
+        at("1-2"),
+        at("2-2"),
+        at("a")
+    ))
+    .expect("merges");
+    oscar(&format!(
+        "oscar merge {} {} --out {}",
+        at("2-2"),
+        at("1-2"),
+        at("b")
+    ))
+    .expect("merges");
+    calibrate(&format!(
+        "{reading} --chunk 77 --out {}",
+        at("whole.safetensors")
+    ))
+    .expect("reads");
+    let read = |name: &str| fs::read(at(name)).expect("reads");
+    assert!(read("a") == read("b"));
+    assert!(read("a") == read("whole.statistics.safetensors"));
+
+    let published = format!("--statistics {} --method oscar --as-published", at("a"));
+    calibrate(&format!(
+        "{published} --serve-length 1000 --out {}",
+        at("oscar.safetensors")
+    ))
+    .expect("solves");
+    for name in [
+        "tc.safetensors",
+        "oscar.safetensors",
+        "a",
+        "tc.statistics.safetensors",
+    ] {
+        for json in ["", "--json"] {
+            oscar(&format!("oscar inspect {} {json}", at(name))).expect("printed");
+        }
+    }
+    let artifact = burn_oscar::Calibration::load(at("oscar.safetensors")).expect("an artifact");
+    assert_eq!((artifact.served_length(), artifact.tokens()), (1000, 900));
+    let longest = burn_oscar::Calibration::load(at("tc.safetensors")).expect("an artifact");
+    assert_eq!(longest.served_length(), 512);
+
+    for (line, expected) in [
+        (
+            format!("{reading} --shard 4/4 --out x"),
+            "part 4 of 4 of 3 windows is empty",
+        ),
+        (
+            format!("--text {} --windows 9 --window 300 --out x", text.display()),
+            "needs 2700",
+        ),
+        (
+            format!(
+                "--text {} --windows 1 --window 1000 --out x",
+                text.display()
+            ),
+            "trained for 512",
+        ),
+        (
+            format!("--statistics {} --out x", at("tc.safetensors")),
+            "burn-oscar-statistics",
+        ),
+        (
+            format!(
+                "--statistics {} --centring page --method oscar --out x",
+                at("a")
+            ),
+            "centring",
+        ),
+    ] {
+        let error = calibrate(&line).expect_err(&line).to_string();
+        assert!(error.contains(expected), "{line}: {error}");
+    }
+}
+
+#[test]
+fn one_command_makes_the_whole_report() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (text, out) = (text(folder.path(), 1200), folder.path().join("report"));
+    let run = || {
+        oscar(&format!(
+            "oscar report --quiet --model {} --text {text} --calibration-text {text} --window 400 \
+             --windows 1 --calibration-windows 2 --past 200 --out {}",
+            tiny().display(),
+            out.display(),
+            text = text.display()
+        ))
+    };
+    run().expect("runs");
+    let before = fs::read_to_string(out.join("rows.jsonl")).expect("rows");
+    let page = fs::read_to_string(out.join("report.md")).expect("a page");
+    for title in [
+        "oscar as published",
+        "one window",
+        "error-by-calibration",
+        "What settings do",
+    ] {
+        assert!(page.contains(title), "{title}: {page}");
+    }
+    run().expect("runs again");
+    assert_eq!(
+        fs::read_to_string(out.join("rows.jsonl")).expect("rows"),
+        before
+    );
 }
 
 #[test]

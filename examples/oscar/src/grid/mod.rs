@@ -67,13 +67,7 @@ impl Grid {
     /// # Errors
     /// What [`Setting::variant`] gives; an empty grid.
     pub fn variants(&self) -> Result<Vec<Variant>> {
-        let mut variants: Vec<Variant> = Vec::new();
-        for setting in self.methods.iter().flat_map(Sweep::settings) {
-            let variant = setting.variant()?;
-            if !variants.iter().any(|other| other.key() == variant.key()) {
-                variants.push(variant);
-            }
-        }
+        let variants = variants(&self.methods)?;
         if variants.is_empty() || self.tasks.is_empty() {
             return Err(Error::usage(format!(
                 "{} tasks and {} methods measure nothing: give at least one of each",
@@ -83,6 +77,21 @@ impl Grid {
         }
         Ok(variants)
     }
+}
+
+/// Every combination of some methods' settings, each once, in order.
+///
+/// # Errors
+/// What [`Setting::variant`] gives.
+pub fn variants(methods: &[Sweep]) -> Result<Vec<Variant>> {
+    let mut variants: Vec<Variant> = Vec::new();
+    for setting in methods.iter().flat_map(Sweep::settings) {
+        let variant = setting.variant()?;
+        if !variants.iter().any(|other| other.key() == variant.key()) {
+            variants.push(variant);
+        }
+    }
+    Ok(variants)
 }
 
 #[cfg(test)]

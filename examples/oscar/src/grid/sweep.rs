@@ -68,6 +68,10 @@ pub struct Sweep {
     /// Elements that share parameters, where the method has groups.
     #[serde(default)]
     pub group: OneOrMany<usize>,
+    /// Whether the means of pages are removed, where the method does so; `false` goes with artifacts
+    /// that have means.
+    #[serde(default)]
+    pub page_means: OneOrMany<bool>,
     /// Artifacts of a calibrated method; methods that are not calibrated take none.
     #[serde(default)]
     pub calibration: OneOrMany<PathBuf>,
@@ -89,6 +93,7 @@ pub struct Setting {
     pub windows: Option<[usize; 2]>,
     pub bits: Option<u8>,
     pub group: Option<usize>,
+    pub page_means: Option<bool>,
     pub calibration: Option<PathBuf>,
     pub key: SideChange,
     pub value: SideChange,
@@ -108,6 +113,7 @@ impl Sweep {
         let settings = combine(settings, &self.windows, |s, v| s.windows = v);
         let settings = combine(settings, &self.bits, |s, v| s.bits = v);
         let settings = combine(settings, &self.group, |s, v| s.group = v);
+        let settings = combine(settings, &self.page_means, |s, v| s.page_means = v);
         let settings = combine(settings, &self.key, |s, v| s.key = v.unwrap_or_default());
         combine(settings, &self.value, |s, v| {
             s.value = v.unwrap_or_default()

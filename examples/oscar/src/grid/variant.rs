@@ -33,6 +33,9 @@ pub struct MethodNote {
     /// Group, where it is not the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<usize>,
+    /// Whether pages have means, where that is not as in the preset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_means: Option<bool>,
     /// Changes to the keys.
     #[serde(default, skip_serializing_if = "SideChange::is_empty")]
     pub key: SideChange,
@@ -100,6 +103,10 @@ impl MethodNote {
         }
         words.extend(self.bits.map(|bits| format!("{bits} bits")));
         words.extend(self.group.map(|group| format!("group {group}")));
+        words.extend(self.page_means.map(|means| match means {
+            true => "page means".to_string(),
+            false => "no page means".to_string(),
+        }));
         words.extend(self.key.words("keys"));
         words.extend(self.value.words("values"));
         words
@@ -145,6 +152,9 @@ impl Setting {
         if let Some([sink, recent]) = self.windows {
             method = method.with_sink(sink).with_recent(recent);
         }
+        if let Some(page_means) = self.page_means {
+            method = method.with_page_means(page_means);
+        }
         let key = self.side(method.key_side(), &self.key)?;
         let value = self.side(method.value_side(), &self.value)?;
         let method = method.with_key_side(key).with_value_side(value);
@@ -155,6 +165,7 @@ impl Setting {
                 recent: method.recent(),
                 bits: self.bits,
                 group: self.group,
+                page_means: self.page_means,
                 key: self.key.clone(),
                 value: self.value.clone(),
                 calibration,

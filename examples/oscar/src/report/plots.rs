@@ -8,7 +8,9 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-const SIZE: (u32, u32) = (860, 480);
+const SIZE: (u32, u32) = (1060, 480);
+/// Width of the chart; the legend has the rest.
+const CHART: u32 = 720;
 
 /// Colours that stay apart for colour-blind readers (Okabe and Ito), for the first methods; then
 /// they repeat with other marks.
@@ -199,7 +201,8 @@ fn draw_to(
     let y = range(points().map(|point| point.1.log10()));
     let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
+    let (plot, legend) = area.split_horizontally(CHART);
+    let mut chart = ChartBuilder::on(&plot)
         .caption(axes.title, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(46)
@@ -217,12 +220,14 @@ fn draw_to(
         .y_desc("KL, nats")
         .draw()?;
     let at = |point: &(f64, f64)| (place(point.0), point.1.log10());
+    let font = ("sans-serif", 13).into_font();
+    let entry = |index: usize| 48 + 20 * index as i32;
     if front.len() > 1 {
         let grey = BLACK.mix(0.5).stroke_width(1);
-        chart
-            .draw_series(LineSeries::new(steps(front).iter().map(at), grey))?
-            .label("Pareto front")
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], grey));
+        chart.draw_series(LineSeries::new(steps(front).iter().map(at), grey))?;
+        let y = entry(series.len());
+        legend.draw(&PathElement::new([(0, y), (18, y)], grey))?;
+        legend.draw(&Text::new("Pareto front", (26, y - 6), font.clone()))?;
     }
     for (index, series) in series.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
@@ -234,23 +239,12 @@ fn draw_to(
         };
         let line = LineSeries::new(series.points.iter().map(at), colour.stroke_width(2));
         chart.draw_series(line)?;
-        chart
-            .draw_series(
-                series
-                    .points
-                    .iter()
-                    .map(|point| Circle::new(at(point), 4, style)),
-            )?
-            .label(series.name.as_str())
-            .legend(move |(x, y)| Circle::new((x + 9, y), 4, style));
+        let marks = series.points.iter();
+        chart.draw_series(marks.map(|point| Circle::new(at(point), 4, style)))?;
+        let y = entry(index);
+        legend.draw(&Circle::new((9, y), 4, style))?;
+        legend.draw(&Text::new(series.name.as_str(), (26, y - 6), font.clone()))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK.mix(0.4))
-        .label_font(("sans-serif", 13))
-        .draw()?;
     area.present()?;
     Ok(())
 }

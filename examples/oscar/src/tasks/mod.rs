@@ -16,7 +16,7 @@ pub use perplexity::Perplexity;
 pub use questions::Questions;
 pub use recall::Recall;
 pub use retrieval::Retrieval;
-pub use source::Source;
+pub use source::{Source, starts};
 
 use crate::error::Result;
 

@@ -40,6 +40,11 @@ impl Source {
         })
     }
 
+    /// Digest of its bytes, in hexadecimal digits.
+    pub fn digest(&self) -> &str {
+        &self.sha256
+    }
+
     /// What a row says of a task on this file.
     pub fn note(&self, kind: Kind, settings: Value) -> TaskNote {
         let name = self.path.file_name().unwrap_or_default();

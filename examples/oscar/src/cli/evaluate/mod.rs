@@ -6,10 +6,10 @@ mod run;
 use std::path::PathBuf;
 
 use clap::Args;
-use models::cli::{ModelArgs, Session, note, positive, print};
+use models::cli::{ModelArgs, Session, note, positive, print, progress};
 
 pub use flags::GridArgs;
-pub use run::Evaluation;
+pub use run::{Evaluation, model_note};
 
 use crate::{
     error::{Error, Result},
@@ -48,6 +48,7 @@ use crate::{
         {\"name\": \"oscar_scaled\", \"key\": {\"token_norm\": false}, \"label\": \"rotation only\"},\n              \
         {\"name\": \"hadamard_centred\", \"value\": {\"exact\": true}},\n              \
         {\"name\": \"transform_coded\", \"calibration\": [\"512.safetensors\", \"8192.safetensors\"]}]}\n\n\
+        Methods also have \"page_means\": false, which goes with artifacts of `calibrate --centring mean`. \
         `key` and `value` change one side: exact, transform (identity, hadamard, calibrated), bits, \
         segments ([[sixteenths of the channels, bits], ..]), group (0: the whole head), clip (1: none), \
         token_norm, page_mean."
@@ -90,12 +91,14 @@ impl EvaluateArgs {
         }
         let evaluation = Evaluation {
             session: &session,
-            model: run::model_note(&session, &self.model.model),
+            model: model_note(&session, &self.model.model),
             samples: &samples,
             variants: &variants,
             chunk: self.chunk,
         };
-        let rows = evaluation.run(self.out.as_deref())?;
+        let bar = progress(session.quiet, 0, "");
+        let rows = evaluation.run(self.out.as_deref(), &bar, 0)?;
+        bar.finish_and_clear();
         let tables = task_tables(&Summary::new(&rows));
         match self.out {
             // Standard output has the rows.

@@ -8,7 +8,7 @@ use std::{
 use burn_oscar::Method;
 use indicatif::ProgressBar;
 use models::{
-    cli::{Session, note, print, progress},
+    cli::{Session, note, print},
     evaluate::is_exact,
 };
 
@@ -69,11 +69,12 @@ pub fn model_note(session: &Session, path: &Path) -> ModelNote {
 
 impl Evaluation<'_> {
     /// Measures what `out` does not have yet, and returns the rows of everything asked for. Rows
-    /// are written as they come; without `out`, to standard output.
+    /// are written as they come; without `out`, to standard output. The bar is set to what is left,
+    /// and `later` tokens of whatever follows.
     ///
     /// # Errors
     /// What a pass gives, and a file that cannot be written.
-    pub fn run(&self, out: Option<&Path>) -> Result<Vec<Row>> {
+    pub fn run(&self, out: Option<&Path>, bar: &ProgressBar, later: usize) -> Result<Vec<Row>> {
         let mut file = out.map(RowFile::open).transpose()?;
         let exact = Setting {
             name: "exact".to_string(),
@@ -107,8 +108,8 @@ impl Evaluation<'_> {
             }
         }
 
-        let total = work.iter().map(Work::tokens).sum();
-        let bar = progress(self.session.quiet, total, "");
+        let total: usize = work.iter().map(Work::tokens).sum();
+        bar.set_length(bar.position() + (total + later) as u64);
         let machine = Machine::of(&self.session.device);
         for (number, todo) in work.iter().enumerate() {
             if todo.tokens() == 0 {
@@ -126,17 +127,16 @@ impl Evaluation<'_> {
                 rows.push(row);
                 Ok(())
             };
-            let reference = self.pass(&exact.method, todo.sample, number, &bar)?;
+            let reference = self.pass(&exact.method, todo.sample, number, bar)?;
             if todo.exact {
                 write(self.row(todo.sample, &exact.note, &reference, None, &machine)?)?;
             }
             for variant in &todo.variants {
-                let pass = self.pass(&variant.method, todo.sample, number, &bar)?;
+                let pass = self.pass(&variant.method, todo.sample, number, bar)?;
                 let note = &variant.note;
                 write(self.row(todo.sample, note, &reference, Some(&pass), &machine)?)?;
             }
         }
-        bar.finish_and_clear();
         Ok(rows)
     }
 
