@@ -8,9 +8,9 @@ use std::fs;
 use burn_oscar::Method;
 use capabilities::fixtures::folder;
 use checkpoint::{Checkpoint, PREFILL};
-use qwen3::config::ModelConfig;
-use qwen3::load::load;
-use qwen3::tokenizer::Message;
+use models::config::ModelConfig;
+use models::load::load;
+use models::tokenizer::Message;
 use serde_json::Value;
 
 const NAMES: [&str; 3] = ["qwen3-tiny", "qwen2-tiny", "llama-tiny"];

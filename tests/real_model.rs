@@ -9,10 +9,10 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use burn_oscar::{KvCache, KvCacheConfig, Method};
-use qwen3::evaluate::{EvaluateOptions, agreement, evaluate};
-use qwen3::generate::{GenerateOptions, Progress, generate, prefill};
-use qwen3::load::{LoadedModel, load};
-use qwen3::sampling::Sampler;
+use models::evaluate::{EvaluateOptions, agreement, evaluate};
+use models::generate::{GenerateOptions, Progress, generate, prefill};
+use models::load::{LoadedModel, load};
+use models::sampling::Sampler;
 
 const WINDOW: usize = 512;
 const WINDOWS: usize = 2;

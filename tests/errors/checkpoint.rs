@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
-use qwen3::config::ModelConfig;
-use qwen3::load::load;
+use models::config::ModelConfig;
+use models::load::load;
 use serde_json::{Value, json};
 
 use super::assert_message;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use qwen3::load::load;
+use models::load::load;
 use tempfile::TempDir;
 
 use super::assert_message;

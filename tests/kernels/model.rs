@@ -6,8 +6,8 @@ use burn::tensor::Device;
 use burn_oscar::Method;
 use burn_oscar::backend::fused_calls;
 use capabilities::recipes::kernel_device;
-use qwen3::generate::{GenerateOptions, generate};
-use qwen3::sampling::Sampler;
+use models::generate::{GenerateOptions, generate};
+use models::sampling::Sampler;
 
 use super::alone;
 use crate::logits::checkpoint::{Checkpoint, copy};

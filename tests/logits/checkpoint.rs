@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method, SequenceId};
 use capabilities::fixtures::{Fixture, folder};
-use qwen3::load::{LoadedModel, load};
+use models::load::{LoadedModel, load};
 use tempfile::TempDir;
 
 /// Tokens that were prefilled for the reference; the others came one at a time.

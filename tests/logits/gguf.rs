@@ -5,7 +5,7 @@ use std::path::Path;
 
 use capabilities::fixtures::folder;
 use half::{bf16, f16};
-use qwen3::config::{ModelConfig, RopeScaling};
+use models::config::{ModelConfig, RopeScaling};
 use safetensors::{Dtype, SafeTensors};
 
 /// A tensor, outputs first.

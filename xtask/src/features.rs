@@ -21,8 +21,8 @@ pub struct Args {
     combinations: Vec<String>,
 }
 
-/// Features that must be forwarded under the same name: burn-oscar to Burn, the example to
-/// burn-oscar.
+/// Features that must be forwarded under the same name: burn-oscar to Burn, the examples' models to
+/// burn-oscar, the examples to the models.
 const FORWARDED: [&str; 9] = [
     "flex", "cpu", "cuda", "wgpu", "vulkan", "metal", "rocm", "fusion", "autotune",
 ];
@@ -103,18 +103,22 @@ struct Package {
     features: BTreeMap<String, Vec<String>>,
 }
 
-/// Reads the workspace's metadata, and fails when a feature of burn-oscar does not set Burn's of the same name, or one of the example
-/// not burn-oscar's.
+/// Reads the workspace's metadata, and fails when a feature of burn-oscar does not set Burn's of the same name, or one of the examples
+/// not that of what it builds on.
 pub fn check_forwarding() -> Result<Metadata> {
     let mut command = workspace::cargo();
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
     let json = process::capture(&mut command, CARGO_REMEDY)?;
     let metadata: Metadata = serde_json::from_str(&json)
         .map_err(|e| Error::Refused(format!("`cargo metadata` answered in another form: {e}")))?;
-    let missing: Vec<_> = [("burn-oscar", "burn"), ("qwen3", "burn-oscar")]
-        .into_iter()
-        .flat_map(|(package, target)| not_forwarded(&metadata, package, target))
-        .collect();
+    let missing: Vec<_> = [
+        ("burn-oscar", "burn"),
+        ("models", "burn-oscar"),
+        ("qwen3", "models"),
+    ]
+    .into_iter()
+    .flat_map(|(package, target)| not_forwarded(&metadata, package, target))
+    .collect();
     match missing.is_empty() {
         true => Ok(metadata),
         false => Err(Error::Refused(format!(

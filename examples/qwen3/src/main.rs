@@ -8,6 +8,7 @@ use std::{
 use clap::Parser;
 
 mod cli;
+mod report;
 
 fn main() -> ExitCode {
     match cli::Cli::parse().run() {

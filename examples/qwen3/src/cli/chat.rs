@@ -4,20 +4,18 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use burn_oscar::KvCache;
 use clap::Args;
-use qwen3::{
+use models::{
+    cli::{CliError, ModelArgs, Session, note, positive, print},
     generate::{GenerateError, GenerateOptions},
-    report::{GenerationReport, memory_line},
     sampling::Sampler,
     tokenizer::Message,
 };
 
 use super::{
-    CliError,
-    args::{CacheArgs, ChunkArgs, ModelArgs, SamplingArgs, positive},
+    args::{CacheArgs, ChunkArgs, SamplingArgs},
     generate::stream,
-    output::{note, print},
-    session::Session,
 };
+use crate::report::{GenerationReport, memory_line};
 
 /// Talk with a model
 #[derive(Debug, Args)]

@@ -4,15 +4,10 @@ use std::path::PathBuf;
 
 use burn_oscar::{Calibration, Method};
 use clap::{Args, builder::PossibleValuesParser};
-use qwen3::report::{Comparison, Skipped, comparison_table};
+use models::cli::{CliError, ModelArgs, Session, print, print_json};
 
-use super::{
-    CliError,
-    args::{ModelArgs, WindowArgs},
-    output::{print, print_json},
-    perplexity::TextArgs,
-    session::Session,
-};
+use super::{args::WindowArgs, perplexity::TextArgs};
+use crate::report::{Comparison, Skipped, comparison_table};
 
 /// Compare all methods on the same text, in one table
 #[derive(Debug, Args)]

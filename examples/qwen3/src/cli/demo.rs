@@ -4,21 +4,18 @@ use std::{ops::ControlFlow, time::Instant};
 
 use burn_oscar::{KvCache, Method};
 use clap::Args;
-use qwen3::{
+use models::{
+    cli::{CliError, ModelArgs, Session, note, print, print_json, progress},
     evaluate::{Agreement, agreement},
     generate::{GenerateError, GenerateOptions, Generation, Progress, decode, prefill},
-    report::{GenerationReport, demo_table},
     sampling::Sampler,
 };
 
 use super::{
-    CliError,
-    args::ModelArgs,
     compare::MethodsArgs,
     generate::{PromptArgs, stream_text},
-    output::{note, print, print_json, progress},
-    session::Session,
 };
+use crate::report::{GenerationReport, demo_table};
 
 /// What the demo compares with the exact cache unless --methods says otherwise.
 const DEMO_METHODS: &[&str] = &["kivi", "oscar_scaled", "hadamard_centred"];

@@ -4,19 +4,15 @@ use std::{ops::ControlFlow, path::PathBuf};
 
 use burn_oscar::KvCache;
 use clap::Args;
-use qwen3::{
+use models::{
+    cli::{CliError, ModelArgs, Session, note, positive, print, print_json, progress},
     generate::{GenerateError, GenerateOptions, Generation, Progress, generate},
-    report::GenerationReport,
     sampling::Sampler,
     tokenizer::Message,
 };
 
-use super::{
-    CliError,
-    args::{CacheArgs, ChunkArgs, ModelArgs, SamplingArgs, positive, read_prompt},
-    output::{note, print, print_json, progress},
-    session::Session,
-};
+use super::args::{CacheArgs, ChunkArgs, SamplingArgs, read_prompt};
+use crate::report::GenerationReport;
 
 /// Continue a prompt
 #[derive(Debug, Args)]

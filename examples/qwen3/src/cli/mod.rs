@@ -1,19 +1,14 @@
 //! The command line: one file per sub-command, and what they share.
 
 use clap::{Parser, Subcommand};
+use models::cli::CliError;
 
 mod args;
 mod chat;
 mod compare;
 mod demo;
-mod device;
-mod error;
 mod generate;
-mod output;
 mod perplexity;
-mod session;
-
-pub use error::CliError;
 
 /// Run Qwen3, Qwen2 and Llama models on a key/value cache of 2 bits per number.
 #[derive(Debug, Parser)]

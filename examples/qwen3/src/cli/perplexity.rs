@@ -2,19 +2,15 @@
 
 use std::path::PathBuf;
 
+use burn_oscar::Method;
 use clap::Args;
-use qwen3::{
+use models::{
+    cli::{CliError, ModelArgs, Session, positive, print, print_json, progress, read_text},
     evaluate::{EvaluateOptions, MethodScore, evaluate},
-    report::perplexity_tables,
 };
 
-use super::{
-    CliError,
-    args::{CacheArgs, ModelArgs, positive, read_text},
-    output::{print, print_json, progress},
-    session::Session,
-};
-use burn_oscar::Method;
+use super::args::CacheArgs;
+use crate::report::perplexity_tables;
 
 /// Measure what a method costs on a text: perplexity and divergence from the exact cache
 #[derive(Debug, Args)]

@@ -186,8 +186,8 @@ fn not_compiled(name: &str) -> CliError {
         .map(|(_, name, _)| *name)
         .collect();
     CliError::Usage(format!(
-        "device {name} is not part of this build, which has: {}\nBuild it in with `cargo build \
-         --release -p qwen3 --features {name}`",
+        "device {name} is not part of this build, which has: {}\nBuild it in with `--features \
+         {name}`",
         if compiled.is_empty() {
             "none".to_string()
         } else {

@@ -89,6 +89,11 @@ impl Rope {
         }
     }
 
+    /// Radians per token for each pair of channels, after any scaling.
+    pub fn frequencies(&self) -> &[f64] {
+        &self.frequencies
+    }
+
     /// Cosines and sines for `tokens` positions of each row, row `r` starting at `starts[r]`.
     pub fn rotation(&self, starts: &[usize], tokens: usize, device: &Device) -> Rotation {
         // Rows at the same position share one table, which then broadcasts over the batch.

@@ -2,12 +2,12 @@
 
 use burn::tensor::Device;
 use burn_oscar::{KvCache, KvCacheConfig, Method};
-use qwen3::{
+
+use super::{CliError, ModelArgs, note};
+use crate::{
     load::{LoadedModel, load},
     tokenizer::Tokenizer,
 };
-
-use super::{CliError, args::ModelArgs, output::note};
 
 /// What every command starts from.
 pub struct Session {

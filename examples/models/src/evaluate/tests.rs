@@ -1,5 +1,7 @@
+use burn_oscar::AttentionOptions;
+
 use super::*;
-use crate::generate::tests::tiny_model;
+use crate::generate::{forward, read_f32, tests::tiny_model};
 
 const OPTIONS: EvaluateOptions = EvaluateOptions {
     window: 200,

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use qwen3::{
+use crate::{
     evaluate::EvaluateError, generate::GenerateError, load::LoadError, sampling::SamplingError,
     tokenizer::TokenizerError,
 };

@@ -12,6 +12,7 @@ pub struct Reference {
     log_normaliser: f64,
     best: usize,
     nll: f64,
+    hit: bool,
 }
 
 /// Sums over scored positions.
@@ -27,6 +28,14 @@ pub struct Tally {
     pub kl: f64,
     /// Positions where both prefer the same token.
     pub agreed: usize,
+    /// Positions where the method prefers the text's own token.
+    pub hits: usize,
+    /// Positions where the exact model prefers the text's own token.
+    pub exact_hits: usize,
+    /// Sum of the squares of `nll - exact_nll` of each position.
+    pub delta_squares: f64,
+    /// Sum of the squares of the divergences.
+    pub kl_squares: f64,
 }
 
 impl Tally {
@@ -37,11 +46,36 @@ impl Tally {
         self.exact_nll += other.exact_nll;
         self.kl += other.kl;
         self.agreed += other.agreed;
+        self.hits += other.hits;
+        self.exact_hits += other.exact_hits;
+        self.delta_squares += other.delta_squares;
+        self.kl_squares += other.kl_squares;
     }
 
     /// A mean over the scored positions.
     pub fn mean(&self, sum: f64) -> f64 {
         sum / self.positions as f64
+    }
+
+    /// The mean excess over the exact model's `nll`, and its standard error.
+    pub fn delta(&self) -> (f64, Option<f64>) {
+        self.mean_and_error(self.nll - self.exact_nll, self.delta_squares)
+    }
+
+    /// The mean divergence and its standard error.
+    pub fn divergence(&self) -> (f64, Option<f64>) {
+        self.mean_and_error(self.kl, self.kl_squares)
+    }
+
+    /// A mean and its standard error, as if positions were independent; neighbours are not quite,
+    /// so it is a lower bound. Absent for fewer than two positions.
+    fn mean_and_error(&self, sum: f64, squares: f64) -> (f64, Option<f64>) {
+        let (count, mean) = (self.positions as f64, self.mean(sum));
+        let error = (self.positions > 1).then(|| {
+            let variance = (squares - count * mean * mean).max(0.0) / (count - 1.0);
+            (variance / count).sqrt()
+        });
+        (mean, error)
     }
 }
 
@@ -64,6 +98,7 @@ impl Reference {
             log_normaliser,
             best,
             nll: log_normaliser - f64::from(target_logit),
+            hit: best == target,
         })
     }
 
@@ -88,13 +123,19 @@ impl Reference {
             .zip(exact.iter().zip(logits))
             .map(|(p, (&e, &m))| p * (f64::from(e) - f64::from(m)))
             .sum();
+        let nll = log_normaliser - f64::from(target_logit);
+        // Rounding may leave a hair below 0 where both are equal.
+        let kl = (expected_gap + log_normaliser - self.log_normaliser).max(0.0);
         Ok(Tally {
             positions: 1,
-            nll: log_normaliser - f64::from(target_logit),
+            nll,
             exact_nll: self.nll,
-            // Rounding may leave a hair below 0 where both are equal.
-            kl: (expected_gap + log_normaliser - self.log_normaliser).max(0.0),
+            kl,
             agreed: usize::from(best == self.best),
+            hits: usize::from(best == target),
+            exact_hits: usize::from(self.hit),
+            delta_squares: (nll - self.nll).powi(2),
+            kl_squares: kl * kl,
         })
     }
 
@@ -106,6 +147,10 @@ impl Reference {
             exact_nll: self.nll,
             kl: 0.0,
             agreed: 1,
+            hits: usize::from(self.hit),
+            exact_hits: usize::from(self.hit),
+            delta_squares: 0.0,
+            kl_squares: 0.0,
         }
     }
 }
@@ -146,7 +191,18 @@ mod tests {
         assert!((score.nll - 2.0f64.ln()).abs() < 1e-6);
         let kl = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
         assert!((score.kl - kl).abs() < 1e-6);
-        assert_eq!(score.agreed, 1);
+        assert_eq!((score.agreed, score.hits, score.exact_hits), (1, 0, 0));
+
+        let mut two = score;
+        two.add(&Tally {
+            positions: 1,
+            ..Tally::default()
+        });
+        let (mean, error) = two.divergence();
+        assert!((mean - kl / 2.0).abs() < 1e-6);
+        // Two values, kl and 0: the deviation is kl / sqrt(2), the error of the mean kl / 2.
+        assert!((error.expect("two positions") - kl / 2.0).abs() < 1e-6);
+        assert_eq!(score.delta().1, None);
     }
 
     #[test]

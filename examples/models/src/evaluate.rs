@@ -4,31 +4,28 @@
 //! starts at token `w * max(W, (n - W) / k)` and has `W` tokens. Each window starts with an empty
 //! cache. It goes through the model once with the exact cache and once with every method, and token
 //! `p` of the window is scored from the logits of token `p - 1`. Methods see what they would have
-//! seen had the tokens come one by one ([`AttentionOptions::streaming`]), so the scores are those
+//! seen had the tokens come one by one ([`stream`]), so the scores are those
 //! of decoding.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
-use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, Method};
+use burn_oscar::{KvCacheConfig, MemoryReport, Method};
 
 use crate::{
-    generate::{forward, read_f32},
     model::{Model, ModelError},
     sampling::SamplingError,
 };
 
 mod agreement;
+mod pass;
 mod score;
 mod summary;
 
 pub use agreement::{Agreement, agreement};
+pub use pass::{compare, is_exact, stream};
 pub use score::{Reference, Tally};
-pub use summary::{MethodScore, Spread, WindowScore};
-
-/// Positions whose logits exist at the same time. `[positions, vocabulary]` in f32 would be
-/// 200 MB for a window of 1,024 tokens and a small vocabulary.
-const SCORED_AT_ONCE: usize = 64;
+pub use summary::{MethodScore, Spread, WindowScore, deviation};
 
 /// Which part of the text is scored, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,27 +183,25 @@ pub fn evaluate(
         .collect();
     for (window, start) in options.starts(ids.len(), windows).enumerate() {
         let tokens = &ids[start..start + options.window];
-        let mut run = |method: &Method| {
-            let cache = caches
+        let mut run = |method: &Method| -> Result<Run, EvaluateError> {
+            let mut cache = caches
                 .clone()
                 .with_method(method.clone())
                 .with_max_tokens(options.window)
                 .init(device)?;
-            run_window(
-                model,
-                device,
-                cache,
-                tokens,
-                options.chunk,
-                method,
-                &mut |n| {
-                    on_progress(EvaluateProgress {
-                        method: method.name(),
-                        window,
-                        tokens: n,
-                    });
-                },
-            )
+            let start = Instant::now();
+            let hidden = stream(model, device, &mut cache, tokens, options.chunk, &mut |n| {
+                on_progress(EvaluateProgress {
+                    method: method.name(),
+                    window,
+                    tokens: n,
+                });
+            })?;
+            Ok(Run {
+                hidden,
+                memory: cache.memory(),
+                seconds: start.elapsed().as_secs_f64(),
+            })
         };
         let reference = run(&exact)?;
         let runs = methods
@@ -225,42 +220,6 @@ pub fn evaluate(
     Ok(scores)
 }
 
-/// The exact preset, and it alone, needs no run of its own.
-fn is_exact(method: &Method) -> bool {
-    method.name() == "exact"
-}
-
-fn run_window(
-    model: &Model,
-    device: &Device,
-    mut cache: KvCache,
-    tokens: &[u32],
-    chunk: usize,
-    method: &Method,
-    on_chunk: &mut dyn FnMut(usize),
-) -> Result<Run, EvaluateError> {
-    let start = Instant::now();
-    let mut parts = Vec::new();
-    for part in tokens.chunks(chunk.max(1)) {
-        let options = if is_exact(method) {
-            AttentionOptions::causal()
-        } else {
-            AttentionOptions::causal().streaming()
-        };
-        parts.push(forward(model, device, &mut cache, part, options)?);
-        on_chunk(part.len());
-    }
-    let hidden = Tensor::cat(parts, 1);
-    device
-        .sync()
-        .map_err(|error| EvaluateError::Read(error.to_string()))?;
-    Ok(Run {
-        hidden,
-        memory: cache.memory(),
-        seconds: start.elapsed().as_secs_f64(),
-    })
-}
-
 /// Scores one window of every run, `None` standing for the reference itself.
 fn score_window(
     model: &Model,
@@ -270,47 +229,20 @@ fn score_window(
     reference: &Run,
     runs: &[Option<Run>],
 ) -> Result<Vec<Tally>, EvaluateError> {
-    let logits = |run: &Run, first: usize, count: usize| {
-        read_f32(model.logits(run.hidden.clone().narrow(1, first, count)))
-            .map_err(EvaluateError::Read)
-    };
     let mut tallies = vec![Tally::default(); runs.len()];
-    let mut first = options.positions_from.max(1);
-    while first < tokens.len() {
-        let count = SCORED_AT_ONCE.min(tokens.len() - first);
-        // The logits of position `p - 1` predict token `p`.
-        let exact = logits(reference, first - 1, count)?;
-        let vocabulary = exact.len() / count;
-        let at = |position: usize, source| EvaluateError::Logits {
-            window,
-            position,
-            source,
-        };
-        let references = exact
-            .chunks_exact(vocabulary)
-            .zip(first..)
-            .map(|(row, position)| {
-                Reference::new(row, tokens[position] as usize).map_err(|e| at(position, e))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        for (run, tally) in runs.iter().zip(&mut tallies) {
-            let Some(run) = run else {
-                references.iter().for_each(|r| tally.add(&r.own_score()));
-                continue;
-            };
-            let rows = logits(run, first - 1, count)?;
-            for (row, reference) in references.iter().enumerate() {
-                let position = first + row;
-                let range = row * vocabulary..(row + 1) * vocabulary;
-                let target = tokens[position] as usize;
-                let score = reference
-                    .score(&exact[range.clone()], &rows[range], target)
-                    .map_err(|e| at(position, e))?;
-                tally.add(&score);
-            }
-        }
-        first += count;
-    }
+    let hidden: Vec<_> = runs
+        .iter()
+        .map(|run| run.as_ref().map(|run| &run.hidden))
+        .collect();
+    let positions = options.positions_from.max(1)..tokens.len();
+    compare(
+        model,
+        (tokens, window),
+        positions,
+        &reference.hidden,
+        &hidden,
+        &mut |run, _, tally| tallies[run].add(tally),
+    )?;
     Ok(tallies)
 }
 

@@ -167,8 +167,8 @@ impl MethodScore {
     }
 }
 
-/// The sample standard deviation, with `n - 1` in the denominator.
-fn deviation(values: &[f64]) -> Option<f64> {
+/// The sample standard deviation, with `n - 1` in the denominator; absent for fewer than two values.
+pub fn deviation(values: &[f64]) -> Option<f64> {
     if values.len() < 2 {
         return None;
     }
