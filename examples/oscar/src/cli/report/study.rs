@@ -38,7 +38,12 @@ pub struct Study {
 /// Tokens that go through the model at once.
 const CHUNK: usize = 512;
 
-/// Artifacts by what they are called in the tables.
+/// `oscar` as its paper has it.
+const PUBLISHED: &str = "oscar as published";
+/// The artifact of the first window only. In tables its tokens tell it from the other.
+const ONE_WINDOW: &str = "transform_coded one window";
+
+/// Artifacts by title.
 type Artifacts = BTreeMap<&'static str, PathBuf>;
 
 impl Study {
@@ -159,19 +164,15 @@ impl Study {
             let Some(sum) = &sum else { continue };
             let wanted: &[(&'static str, MethodName, bool)] = match number {
                 number if number == windows => &[
-                    ("oscar as published", MethodName::Oscar, true),
+                    (PUBLISHED, MethodName::Oscar, true),
                     ("oscar", MethodName::Oscar, false),
                     ("transform_coded", MethodName::TransformCoded, false),
                 ],
-                1 => &[(
-                    "transform_coded, one window",
-                    MethodName::TransformCoded,
-                    false,
-                )],
+                1 => &[(ONE_WINDOW, MethodName::TransformCoded, false)],
                 _ => &[],
             };
             for &(title, method, as_published) in wanted {
-                let file = title.replace(", ", "-").replace(' ', "-");
+                let file = title.replace(' ', "-");
                 let path = folder.join(format!("{file}-{id}.safetensors"));
                 let fits = |path: &Path| {
                     let found = Calibration::load(path).ok()?;
@@ -196,11 +197,12 @@ fn preset(name: &str) -> Sweep {
     }
 }
 
+/// A method with one of the artifacts, whose title is its label where it is not a preset's.
 fn calibrated(name: &str, title: &str, artifacts: &Artifacts) -> Option<Sweep> {
     let path = artifacts.get(title)?;
     Some(Sweep {
         calibration: vec![path.clone()].into(),
-        label: (name != title).then(|| title.to_string()),
+        label: (title == PUBLISHED).then(|| title.to_string()),
         ..preset(name)
     })
 }
@@ -217,10 +219,10 @@ fn all_methods(artifacts: &Artifacts) -> Vec<Sweep> {
     .map(preset)
     .into();
     for (name, title) in [
-        ("oscar", "oscar as published"),
+        ("oscar", PUBLISHED),
         ("oscar", "oscar"),
         ("transform_coded", "transform_coded"),
-        ("transform_coded", "transform_coded, one window"),
+        ("transform_coded", ONE_WINDOW),
     ] {
         sweeps.extend(calibrated(name, title, artifacts));
     }
