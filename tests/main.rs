@@ -3,6 +3,8 @@
 mod autodiff;
 mod cache_properties;
 mod calibrated;
+#[cfg(feature = "calibrate")]
+mod calibration;
 mod decode;
 mod degenerate;
 mod errors;

@@ -32,7 +32,8 @@
 //! # Feature flags
 //!
 //! One per Burn backend: `flex` (default), `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm`; and
-//! `fusion`, `autotune`, `calibrate`. Enable backends through these flags, not only
+//! `fusion`, `autotune`, `calibrate` (observation, solver and learner job) and `tui` (the job's
+//! dashboard). Enable backends through these flags, not only
 //! through Burn's own: an operation of this crate on a backend whose flag is off panics.
 
 pub mod backend;

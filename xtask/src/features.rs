@@ -30,7 +30,7 @@ const FORWARDED: [&str; 9] = [
 /// What is type-checked without a choice.
 const COMBINATIONS: [&str; 12] = [
     "flex",
-    "flex,calibrate",
+    "flex,calibrate,tui",
     "cpu",
     "cuda",
     "wgpu",

@@ -81,6 +81,9 @@ impl KvCache {
         self.check_tensors(&rows, &query, &key, &value)?;
         let [_, kv_heads, tokens, _] = key.dims();
         let scale = self.scale(&options)?;
+        #[cfg(feature = "calibrate")]
+        let compared = (self.comparison.is_some())
+            .then(|| [&query, &key, &value].map(|tensor| (*tensor).clone()));
         let transform = self.transforms[layer].clone();
         let query = transform.query(query, kv_heads);
         let key = transform.key(key);
@@ -124,7 +127,12 @@ impl KvCache {
         }
         #[cfg(feature = "calibrate")]
         self.keep_observation(layer, observed)?;
-        Ok(transform.output(Tensor::cat(outputs, 2), kv_heads))
+        let output = transform.output(Tensor::cat(outputs, 2), kv_heads);
+        #[cfg(feature = "calibrate")]
+        if let Some(call) = compared {
+            self.compare_call(layer, call, &output, scale)?;
+        }
+        Ok(output)
     }
 
     pub(super) fn scale(&self, options: &AttentionOptions) -> Result<f64> {

@@ -264,6 +264,8 @@ impl KvCacheConfig {
             warned: AtomicBool::new(false),
             #[cfg(feature = "calibrate")]
             observer,
+            #[cfg(feature = "calibrate")]
+            comparison: None,
         };
         cache.add_sequence()?;
         Ok(cache)

@@ -11,6 +11,8 @@
 
 mod append;
 mod attend;
+#[cfg(feature = "calibrate")]
+mod compare;
 mod config;
 mod decode;
 mod manage;
@@ -23,6 +25,8 @@ mod read;
 mod sequence;
 
 pub use attend::AttentionOptions;
+#[cfg(feature = "calibrate")]
+pub use compare::LayerComparison;
 pub use config::KvCacheConfig;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]
@@ -66,6 +70,8 @@ pub struct KvCache {
     warned: AtomicBool,
     #[cfg(feature = "calibrate")]
     observer: Option<observe::Observer>,
+    #[cfg(feature = "calibrate")]
+    comparison: Option<compare::Comparison>,
 }
 
 impl KvCache {

@@ -17,6 +17,8 @@ mod builder;
 mod container;
 mod file;
 #[cfg(feature = "calibrate")]
+pub mod learner;
+#[cfg(feature = "calibrate")]
 pub mod solve;
 #[cfg(feature = "calibrate")]
 pub mod statistics;

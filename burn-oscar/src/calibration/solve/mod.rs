@@ -26,7 +26,7 @@ pub use rope::{Pairing, Rope};
 
 use super::{Calibration, CalibrationBuilder, LayerCalibration, Statistics};
 use crate::error::{Error, Result};
-use crate::method::{FOUR_TWO_NONE, centred};
+use crate::method::{FOUR_TWO_NONE, Method, centred};
 use allocation::Allocation;
 use diagnostics::leading;
 use key::PreparedKeys;
@@ -40,9 +40,19 @@ pub struct Solution {
     pub diagnostics: Diagnostics,
     /// Of keys and then values of each layer: orthogonal, most important columns first.
     bases: Vec<Vec<f64>>,
+    page_means: bool,
 }
 
 impl Solution {
+    /// The method with this calibration, with or without page means as it was solved for.
+    ///
+    /// # Errors
+    /// Those of [`Method::calibrated`].
+    pub fn method(&self) -> Result<Method> {
+        let method = Method::calibrated(self.calibration.method(), &self.calibration)?;
+        Ok(method.with_page_means(self.page_means))
+    }
+
     /// How far the bases of another solution are: the mean over layers, sides and heads of the
     /// distance of the spaces of the most important quarter of the channels, from 0 to 1. Where it
     /// stays small from one solution to the next, more tokens change little.
@@ -176,6 +186,7 @@ pub fn solve(statistics: &Statistics, options: &SolveOptions) -> Result<Solution
             warnings,
         },
         bases,
+        page_means: options.centring == Centring::Page,
     })
 }
 

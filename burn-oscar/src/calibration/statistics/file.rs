@@ -35,7 +35,11 @@ impl Statistics {
     /// [`Error::Io`] if it cannot be read; [`Error::Artifact`] if it is damaged or of another
     /// version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
+        Self::load_with(path.as_ref()).map(|(statistics, _)| statistics)
+    }
+
+    /// Also the metadata, notes among them.
+    pub(crate) fn load_with(path: &Path) -> Result<(Self, Strings)> {
         Self::from_bytes(&read_file(path)?).map_err(|reason| Error::Artifact {
             path: path.to_path_buf(),
             reason,
@@ -47,6 +51,11 @@ impl Statistics {
     /// # Errors
     /// [`Error::Calibration`] if the header cannot be written.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.to_bytes_with(Strings::new())
+    }
+
+    /// With notes in the metadata, which reading ignores.
+    pub(crate) fn to_bytes_with(&self, notes: Strings) -> Result<Vec<u8>> {
         let mut tensors = Tensors::new();
         for (index, layer) in self.layers.iter().enumerate() {
             write_layer(&mut tensors, index, layer, &self.config);
@@ -65,6 +74,7 @@ impl Statistics {
         ]
         .into_iter()
         .map(|(key, value)| (key.to_string(), value))
+        .chain(notes)
         .collect();
         metadata.insert("sha256".into(), container::digest(&metadata, &tensors));
         container::join(metadata, tensors).map_err(|error| Error::Calibration {
@@ -72,7 +82,7 @@ impl Statistics {
         })
     }
 
-    fn from_bytes(file: &[u8]) -> Read<Self> {
+    fn from_bytes(file: &[u8]) -> Read<(Self, Strings)> {
         let (metadata, tensors) = container::split(file)?;
         let text = |key: &str| metadata.get(key).map_or("(none)", String::as_str);
         if text("format") != FORMAT || text("version") != VERSION {
@@ -117,7 +127,7 @@ impl Statistics {
             Some(name) => Err(format!(
                 "`{name}` is not a tensor of version {VERSION}: observe again"
             )),
-            None => Ok(Self { config, layers }),
+            None => Ok((Self { config, layers }, metadata)),
         }
     }
 }
