@@ -81,7 +81,7 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
     let middle = |part: &str| {
         let (start, end) = part.split_once('-')?;
         let (start, end): (f64, f64) = (start.parse().ok()?, end.parse().ok()?);
-        Some((start * end).sqrt())
+        Some((start + end) / 2.0)
     };
     let series: Vec<_> = packed(group)
         .map(|method| Series {
@@ -100,7 +100,7 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
     let axes = Axes {
         figure: "error by position",
         title: "Divergence by position",
-        x: "position in the window (geometric middle of a stretch)",
+        x: "position in the window (middle of a stretch)",
         doubling: true,
     };
     draw(&axes, &series, &[]).map(Some)
