@@ -115,6 +115,7 @@ pub fn check_forwarding() -> Result<Metadata> {
         ("burn-oscar", "burn"),
         ("models", "burn-oscar"),
         ("qwen3", "models"),
+        ("oscar", "models"),
     ]
     .into_iter()
     .flat_map(|(package, target)| not_forwarded(&metadata, package, target))

@@ -222,3 +222,44 @@ fn write(tier: &mut Tensor<4>, slot: usize, start: usize, tokens: Tensor<4>) {
         )
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use burn::tensor::{Device, Tensor};
+
+    use crate::calibration::{CalibrationBuilder, LayerCalibration, Matrices, SideCalibration};
+    use crate::{AttentionOptions, KvCacheConfig, Method};
+
+    #[test]
+    fn it_is_said_once_that_a_sequence_is_longer_than_its_calibration_serves() {
+        let identity = (0..256).map(|i| f32::from(u8::from(i % 17 == 0)));
+        let side = SideCalibration {
+            transform: Some(Matrices::shared(16, identity.collect())),
+            ..SideCalibration::default()
+        };
+        let layer = LayerCalibration {
+            key: side.clone(),
+            value: side,
+        };
+        let calibration = CalibrationBuilder::new("oscar", 1, 1, 16)
+            .fingerprint("model")
+            .served_length(8)
+            .tokens(8)
+            .layer(0, layer)
+            .build()
+            .unwrap();
+        let device = Device::flex();
+        let mut cache = KvCacheConfig::new(1, 1, 16)
+            .with_method(Method::oscar(&calibration).unwrap())
+            .init(&device)
+            .unwrap();
+        for (tokens, warned) in [(8, false), (1, true), (1, true)] {
+            let x = Tensor::<4>::ones([1, 1, tokens, 16], &device);
+            let options = AttentionOptions::causal();
+            cache.attend(0, x.clone(), x.clone(), x, options).unwrap();
+            assert_eq!(cache.warned.load(Ordering::Relaxed), warned);
+        }
+    }
+}

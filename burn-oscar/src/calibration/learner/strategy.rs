@@ -183,9 +183,7 @@ impl Run<'_> {
         });
         let model = self.learner.model().with_candidate(solution.method()?);
         let mut layers: Vec<LayerComparison> = Vec::new();
-        let mut windows = valid.iter();
-        let mut done = 0;
-        while let Some(window) = windows.next() {
+        for (done, window) in valid.iter().enumerate() {
             if self.components.interrupter.should_stop() {
                 break;
             }
@@ -198,9 +196,8 @@ impl Run<'_> {
             for (sum, layer) in layers.iter_mut().zip(&compared) {
                 sum.add(layer);
             }
-            done += 1;
-            let progress = Progress::new(done, total, Some("windows".into()));
-            let item = TrainingItem::new(seen, progress, Some(done), None);
+            let progress = Progress::new(done + 1, total, Some("windows".into()));
+            let item = TrainingItem::new(seen, progress, Some(done + 1), None);
             self.valid_event(LearnerEvent::ProcessedItem(item));
         }
         self.valid_event(LearnerEvent::EndSplit(self.epoch));

@@ -113,7 +113,8 @@ pub(super) fn mean_distance(bases: &[Vec<f64>], d: usize) -> f64 {
         let others = bases[..i].iter();
         distances.extend(others.map(|b| subspace_distance(a, b, leading(d), d)));
     }
-    distances.iter().sum::<f64>() / distances.len().max(1) as f64
+    // The sum of nothing is -0.
+    distances.iter().sum::<f64>().max(0.0) / distances.len().max(1) as f64
 }
 
 /// Channels whose space is compared: the most important quarter.

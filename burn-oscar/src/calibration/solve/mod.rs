@@ -161,7 +161,8 @@ pub fn solve(statistics: &Statistics, options: &SolveOptions) -> Result<Solution
         for (head, found) in key.diagnostics.heads.iter().enumerate() {
             warnings.extend(found.warnings(index, head, d));
         }
-        if options.target == Target::Oscar && layer.sample(0).next().is_none() {
+        let searched = options.target == Target::Oscar && options.clips == Clips::Searched;
+        if searched && layer.sample(0).next().is_none() {
             warnings.push(format!(
                 "layer {index}: no token past the sinks was sampled, the clips are the method's own"
             ));

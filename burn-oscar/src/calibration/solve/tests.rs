@@ -84,9 +84,18 @@ fn oscar_equalises_the_importance_of_all_channels() {
                 .all(|head| (head.spread - 1.0).abs() < 1e-9)
         );
         assert!(layer.head_distance > 0.5, "{}", layer.head_distance);
-        assert!(layer.key_clip.is_some() && layer.value_clip.is_some());
+        assert_eq!((layer.key_clip, layer.value_clip), (Some(0.96), Some(0.92)));
     }
     assert!(solution.diagnostics.warnings.is_empty());
+    let searched = SolveOptions {
+        clips: Clips::Searched,
+        ..SolveOptions::oscar()
+    };
+    for layer in solve(&statistics, &searched).unwrap().diagnostics.layers {
+        let clips = [layer.key_clip, layer.value_clip];
+        assert!(clips.iter().flatten().all(|clip| clip::GRID.contains(clip)));
+        assert_eq!(clips.iter().flatten().count(), 2);
+    }
     let mean = calibration.layer(0).key.mean.as_ref().unwrap();
     assert!((mean[5] - 20.0).abs() < 0.5 && mean[4].abs() < 0.5);
     assert_eq!(

@@ -5,6 +5,7 @@ mod device;
 mod error;
 mod output;
 mod session;
+mod warnings;
 
 pub use args::{ModelArgs, positive, read_text};
 pub use device::DeviceChoice;

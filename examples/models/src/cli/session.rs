@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_oscar::{KvCache, KvCacheConfig, Method};
 
-use super::{CliError, ModelArgs, note};
+use super::{CliError, ModelArgs, note, warnings};
 use crate::{
     load::{LoadedModel, load},
     tokenizer::Tokenizer,
@@ -25,6 +25,9 @@ impl Session {
     /// # Errors
     /// [`CliError::Usage`] for the device, [`CliError::Load`] for the model.
     pub fn open(args: &ModelArgs) -> Result<Self, CliError> {
+        if !args.quiet {
+            warnings::show();
+        }
         let device = args.device.open()?;
         let loaded = load(&args.model, &device)?;
         Ok(Self {

@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, str::FromStr};
 
-use burn_oscar::{Method, ObserveOptions, calibration::Statistics};
+use burn_oscar::{
+    Method, ObserveOptions,
+    calibration::{Statistics, learner::Window},
+};
 use indicatif::ProgressBar;
 use models::{cli::Session, evaluate::stream};
 use sha2::{Digest, Sha256};
@@ -61,12 +64,6 @@ impl FromStr for Shard {
     }
 }
 
-/// A window and the number by which its sample of tokens is drawn.
-struct Window {
-    text: u64,
-    tokens: Vec<u32>,
-}
-
 impl Gather {
     /// Tokens that will be read here, for a progress bar.
     pub fn tokens(&self) -> usize {
@@ -79,7 +76,7 @@ impl Gather {
     /// # Errors
     /// A text that cannot be read or is too short, and what the model and the cache give.
     pub fn run(&self, session: &Session, bar: &ProgressBar) -> Result<Statistics> {
-        let windows = self.read(session)?;
+        let windows = self.windows(session)?;
         let mut cache = session
             .cache_config()
             .with_method(Method::exact())
@@ -108,7 +105,12 @@ impl Gather {
         })
     }
 
-    fn read(&self, session: &Session) -> Result<Vec<Window>> {
+    /// The windows of this part, each with the number by which its sample of tokens is drawn.
+    ///
+    /// # Errors
+    /// A text that cannot be read or is too short, a window that the model was not trained for, a
+    /// part without windows.
+    pub fn windows(&self, session: &Session) -> Result<Vec<Window>> {
         let trained = session.loaded.config.max_position_embeddings;
         if self.window > trained {
             return Err(Error::usage(format!(

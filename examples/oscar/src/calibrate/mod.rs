@@ -1,9 +1,11 @@
 //! Calibration: texts to statistics, statistics to an artifact.
 
 mod gather;
+mod job;
 mod options;
 
 pub use gather::{Gather, Shard};
+pub use job::{JobArgs, validation_table};
 pub use options::{MethodName, SolveArgs};
 
 use burn_oscar::calibration::solve::{Diagnostics, Pairing, Rope};

@@ -6,13 +6,13 @@ use std::{
     time::Instant,
 };
 
-use burn_oscar::calibration::{Statistics, solve};
+use burn_oscar::calibration::{Solution, Statistics, solve};
 use clap::Args;
 use models::cli::{ModelArgs, Session, note, positive, print, print_json, progress};
 use serde::Serialize;
 
 use crate::{
-    calibrate::{Gather, Shard, SolveArgs, diagnostics_table},
+    calibrate::{Gather, JobArgs, Shard, SolveArgs, diagnostics_table, validation_table},
     error::{Error, Result},
 };
 
@@ -25,10 +25,14 @@ use crate::{
         a few thousand tokens do. The sums are solved for the method's transforms. They are kept \
         beside the artifact as FILE.statistics.safetensors, so other methods and other options need \
         no second reading: give them with --statistics.\n\n\
+        --job does it as a Burn learner job: with checkpoints, so that a job that was stopped goes on, \
+        an early stop when more text changes little, and a measurement on held-out text.\n\n\
         --shard reads one of several parts and writes its statistics only. `oscar merge` adds parts \
         up, to the bit as if one run had read everything.",
     after_long_help = "Examples:\n  \
         oscar calibrate --model model.gguf --text wiki.txt,code.txt --windows 4 --out tc.safetensors\n  \
+        oscar calibrate --model model.gguf --text wiki.txt --windows 64 --job folder --tolerance 0.02 \\\n    \
+        --valid other.txt --out tc.safetensors\n  \
         oscar calibrate --model model.gguf --statistics tc.statistics.safetensors --method oscar --out oscar.safetensors\n  \
         oscar calibrate --model model.gguf --statistics s.safetensors --method oscar --as-published --out paper.safetensors\n  \
         oscar calibrate --model model.gguf --text wiki.txt --windows 16 --shard 1/2 --out first.safetensors\n  \
@@ -73,6 +77,9 @@ pub struct CalibrateArgs {
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = positive,
           help_heading = "Texts")]
     chunk: usize,
+
+    #[command(flatten)]
+    job: JobArgs,
 
     #[command(flatten)]
     solver: SolveArgs,
@@ -131,8 +138,10 @@ impl CalibrateArgs {
     pub fn run(self) -> Result<()> {
         let start = Instant::now();
         let session = Session::open(&self.model)?;
+        if self.job.job.is_some() {
+            return self.run_job(&session, start);
+        }
         let (statistics, kept) = self.gather(&session)?;
-        let seconds = || start.elapsed().as_secs_f64();
         if self.shard.is_some() {
             return self.say(&Outcome {
                 artifact: None,
@@ -142,31 +151,69 @@ impl CalibrateArgs {
                 gathered_length: statistics.longest(),
                 served_length: None,
                 warnings: &[],
-                seconds: seconds(),
+                seconds: start.elapsed().as_secs_f64(),
             });
         }
         check_model(&statistics, &session)?;
         let config = &session.loaded.config;
         let options = self.solver.options(config, statistics.longest() as usize);
         let solution = solve(&statistics, &options)?;
+        self.finish(&session, &solution, kept.as_deref(), "", start)
+    }
+
+    /// The same as a learner job.
+    fn run_job(&self, session: &Session, start: Instant) -> Result<()> {
+        let options = self.solver.options(&session.loaded.config, self.window);
+        let outcome = self.job.run(session, &self.texts(), options)?;
+        let statistics = beside(&self.out);
+        outcome.statistics.save(&statistics)?;
+        let validation = validation_table(&outcome);
+        let Some(solution) = &outcome.solution else {
+            return Err(Error::usage(format!(
+                "the job was stopped after {} windows: run it again to go on",
+                outcome.windows
+            )));
+        };
+        self.finish(session, solution, Some(&statistics), &validation, start)
+    }
+
+    /// Writes the artifact and says what is in it.
+    fn finish(
+        &self,
+        session: &Session,
+        solution: &Solution,
+        statistics: Option<&Path>,
+        validation: &str,
+        start: Instant,
+    ) -> Result<()> {
         solution.calibration.save(&self.out)?;
         let found = &solution.diagnostics;
         for warning in &found.warnings {
             note(session.quiet, &format!("warning: {warning}"));
         }
         if !self.json {
-            print(&format!("{}\n\n", diagnostics_table(found))).map_err(Error::from)?;
+            print(&format!("{}\n\n{validation}", diagnostics_table(found)))?;
         }
         self.say(&Outcome {
             artifact: Some(&self.out),
-            statistics: kept.as_deref(),
+            statistics,
             method: Some(solution.calibration.method()),
             tokens: found.tokens,
             gathered_length: found.gathered_length,
             served_length: Some(found.served_length),
             warnings: &found.warnings,
-            seconds: seconds(),
+            seconds: start.elapsed().as_secs_f64(),
         })
+    }
+
+    fn texts(&self) -> Gather {
+        Gather {
+            texts: self.text.clone(),
+            windows: self.windows,
+            window: self.window,
+            shard: self.shard.unwrap_or(Shard::WHOLE),
+            chunk: self.chunk,
+        }
     }
 
     /// The statistics, and where they were written to.
@@ -174,13 +221,7 @@ impl CalibrateArgs {
         if !self.statistics.is_empty() {
             return Ok((merged(&self.statistics)?, None));
         }
-        let gather = Gather {
-            texts: self.text.clone(),
-            windows: self.windows,
-            window: self.window,
-            shard: self.shard.unwrap_or(Shard::WHOLE),
-            chunk: self.chunk,
-        };
+        let gather = self.texts();
         let bar = progress(session.quiet, gather.tokens(), "");
         let statistics = gather.run(session, &bar)?;
         bar.finish_and_clear();

@@ -2,10 +2,12 @@
 
 use std::{fs, path::Path};
 
+use burn_oscar::Method;
 use clap::{CommandFactory, Parser};
 
 use super::Cli;
 use crate::{
+    grid::{Grid, Sweep},
     rows::{Row, read},
     testing::{artifact, oscar, text, tiny},
 };
@@ -58,14 +60,33 @@ fn wrong_values_are_refused() {
         "oscar evaluate --model m --cache-windows 64",
         "oscar evaluate --model m --calibration oscar",
         "oscar evaluate --model m --calibration kivi=f",
-        "oscar evaluate --model m --grid g --text t",
         "oscar evaluate --model m --grid g --bits 4",
+        "oscar evaluate --model m --grid g --methods kivi",
     ] {
         assert!(
             Cli::try_parse_from(line.split_whitespace()).is_err(),
             "{line}"
         );
     }
+}
+
+#[test]
+fn the_grids_of_this_folder_are_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("grids");
+    let files = fs::read_dir(folder).expect("a folder");
+    let mut count = 0;
+    for file in files {
+        let path = file.expect("a file").path();
+        let grid = Grid::read(&path).unwrap_or_else(|error| panic!("{error}"));
+        for setting in grid.methods.iter().flat_map(Sweep::settings) {
+            if !Method::needs_calibration(&setting.name) {
+                let variant = setting.variant();
+                variant.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+        }
+        count += 1;
+    }
+    assert!(count > 0);
 }
 
 /// A run of all tasks on two methods that pack most of their tokens.
@@ -158,7 +179,7 @@ fn parts_merge_to_the_whole_and_make_artifacts() {
             "oscar calibrate --quiet --device flex --model {model} {more}"
         ))
     };
-    let reading = format!("--text {} --windows 3 --window 300", text.display());
+    let reading = format!("--text {} --windows 3 --window 350", text.display());
     calibrate(&format!("{reading} --out {} --json", at("tc.safetensors"))).expect("calibrates");
     for part in ["1/2", "2/2"] {
         let out = at(&part.replace('/', "-"));
@@ -205,7 +226,7 @@ fn parts_merge_to_the_whole_and_make_artifacts() {
         }
     }
     let artifact = burn_oscar::Calibration::load(at("oscar.safetensors")).expect("an artifact");
-    assert_eq!((artifact.served_length(), artifact.tokens()), (1000, 900));
+    assert_eq!((artifact.served_length(), artifact.tokens()), (1000, 1050));
     let longest = burn_oscar::Calibration::load(at("tc.safetensors")).expect("an artifact");
     assert_eq!(longest.served_length(), 512);
 
@@ -215,8 +236,8 @@ fn parts_merge_to_the_whole_and_make_artifacts() {
             "part 4 of 4 of 3 windows is empty",
         ),
         (
-            format!("--text {} --windows 9 --window 300 --out x", text.display()),
-            "needs 2700",
+            format!("--text {} --windows 9 --window 350 --out x", text.display()),
+            "needs 3150",
         ),
         (
             format!(
@@ -260,7 +281,7 @@ fn one_command_makes_the_whole_report() {
     let page = fs::read_to_string(out.join("report.md")).expect("a page");
     for title in [
         "oscar as published",
-        "one window",
+        "400 tokens",
         "error-by-calibration",
         "What settings do",
     ] {
@@ -278,22 +299,26 @@ fn artifacts_take_part() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = artifact(folder.path(), 512);
     let grid = folder.path().join("grid.json");
-    text(folder.path(), 400);
+    let text = text(folder.path(), 400);
     let json = format!(
-        r#"{{"tasks": [{{"kind": "perplexity", "text": "text.txt", "window": 150, "windows": 1, "past": 40}}],
-            "methods": [{{"name": "oscar", "calibration": "{}", "windows": [4, 16]}}]}}"#,
+        r#"{{"tasks": [{{"kind": "perplexity", "window": 150, "windows": 1, "past": 40}}],
+            "methods": [{{"name": "oscar", "calibration": "{}", "windows": [4, 16]}},
+                        {{"name": "oscar", "windows": [4, 32]}}]}}"#,
         file.file_name().expect("a name").to_string_lossy()
     );
     fs::write(&grid, json).expect("writes");
     let out = folder.path().join("rows.jsonl");
     oscar(&format!(
-        "oscar evaluate --quiet --model {} --grid {} --out {}",
+        "oscar evaluate --quiet --model {} --grid {} --text {} --calibration oscar={} --out {}",
         tiny().display(),
         grid.display(),
+        text.display(),
+        file.display(),
         out.display()
     ))
     .expect("runs");
     let rows = read(&[out]).expect("rows");
+    assert_eq!(rows.len(), 3);
     let note = rows[1].method.calibration.as_ref().expect("an artifact");
     assert_eq!(
         (note.tokens, note.file.as_str()),

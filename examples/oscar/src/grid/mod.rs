@@ -14,13 +14,16 @@ mod side;
 mod sweep;
 mod variant;
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
 
 pub use side::SideChange;
 pub use sweep::{OneOrMany, Setting, Sweep};
-pub use variant::{MethodNote, Variant, hex};
+pub use variant::{CalibrationNote, MethodNote, Variant, hex};
 
 use crate::{
     error::{Error, Result},
@@ -38,7 +41,8 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Reads a grid; its relative paths are taken from the folder of the file.
+    /// Reads a grid; its relative paths are taken from the folder of the file. Texts and artifacts
+    /// may be left out, see [`Grid::fill`].
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Line`] for what is not a grid.
@@ -52,7 +56,9 @@ impl Grid {
         let folder = path.parent().unwrap_or(Path::new(""));
         for task in &mut grid.tasks {
             let file = task.file_mut();
-            *file = folder.join(&*file);
+            if !file.as_os_str().is_empty() {
+                *file = folder.join(&*file);
+            }
         }
         for sweep in &mut grid.methods {
             for file in sweep.calibration.iter_mut() {
@@ -62,10 +68,38 @@ impl Grid {
         Ok(grid)
     }
 
+    /// Gives tasks without a file the text or the questions, and calibrated methods without an
+    /// artifact those of their name.
+    pub fn fill(
+        &mut self,
+        text: Option<&Path>,
+        questions: Option<&Path>,
+        artifacts: &[(String, PathBuf)],
+    ) {
+        for task in &mut self.tasks {
+            let given = match task {
+                Task::Questions(_) => questions,
+                _ => text,
+            };
+            let file = task.file_mut();
+            if let Some(given) = given.filter(|_| file.as_os_str().is_empty()) {
+                *file = given.to_path_buf();
+            }
+        }
+        for sweep in &mut self.methods {
+            if sweep.calibration.values().is_empty() {
+                let named = artifacts.iter();
+                let named = named.filter(|(name, _)| sweep.name.values().contains(name));
+                let paths: Vec<_> = named.map(|(_, path)| path.clone()).collect();
+                sweep.calibration = paths.into();
+            }
+        }
+    }
+
     /// Every combination of every method's settings, each once, in order.
     ///
     /// # Errors
-    /// What [`Setting::variant`] gives; an empty grid.
+    /// What [`Setting::variant`] gives; an empty grid; a task without a file.
     pub fn variants(&self) -> Result<Vec<Variant>> {
         let variants = variants(&self.methods)?;
         if variants.is_empty() || self.tasks.is_empty() {
@@ -74,6 +108,13 @@ impl Grid {
                 self.tasks.len(),
                 variants.len()
             )));
+        }
+        let mut tasks = self.tasks.iter().map(Task::file);
+        if tasks.any(|file| file.as_os_str().is_empty()) {
+            return Err(Error::usage(
+                "there is no text, or there are no questions: give --text FILE or --question-file \
+                 FILE, or name them in the grid",
+            ));
         }
         Ok(variants)
     }

@@ -29,7 +29,8 @@ impl<T> From<Vec<T>> for OneOrMany<T> {
 }
 
 impl<T: Clone> OneOrMany<T> {
-    fn values(&self) -> &[T] {
+    /// The values.
+    pub fn values(&self) -> &[T] {
         match self {
             Self::One(value) => slice::from_ref(value),
             Self::Many(values) => values,

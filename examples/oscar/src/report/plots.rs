@@ -53,7 +53,7 @@ pub fn pareto(group: &Group) -> Result<Option<String>> {
         .filter_map(|method| {
             let kl = group.headline(method)?.kl.mean;
             (kl > LEAST_KL).then(|| Series {
-                name: method.note.title(),
+                name: method.title.clone(),
                 points: vec![(method.bytes_per_token, kl)],
             })
         })
@@ -81,11 +81,11 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
     let middle = |part: &str| {
         let (start, end) = part.split_once('-')?;
         let (start, end): (f64, f64) = (start.parse().ok()?, end.parse().ok()?);
-        Some((start * end).sqrt())
+        Some((start + end) / 2.0)
     };
     let series: Vec<_> = packed(group)
         .map(|method| Series {
-            name: method.note.title(),
+            name: method.title.clone(),
             points: parts
                 .iter()
                 .filter_map(|part| Some((middle(part)?, method.span(part)?.kl.mean)))
@@ -100,7 +100,7 @@ pub fn by_position(group: &Group) -> Result<Option<String>> {
     let axes = Axes {
         figure: "error by position",
         title: "Divergence by position",
-        x: "position in the window (geometric middle of a stretch)",
+        x: "position in the window (middle of a stretch)",
         doubling: true,
     };
     draw(&axes, &series, &[]).map(Some)
@@ -119,11 +119,8 @@ pub fn by_calibration(group: &Group) -> Result<Option<String>> {
             continue;
         };
         let point = (calibration.tokens as f64, mean.kl.mean);
-        let words = method.note.differences();
-        let name = match words.is_empty() {
-            true => method.note.name.clone(),
-            false => format!("{} ({})", method.note.name, words.join(", ")),
-        };
+        // Without what tells artifacts apart.
+        let name = method.note.title();
         match series.iter_mut().find(|series| series.name == name) {
             Some(series) => series.points.push(point),
             None => series.push(Series {
@@ -134,6 +131,8 @@ pub fn by_calibration(group: &Group) -> Result<Option<String>> {
     }
     for series in &mut series {
         series.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Artifacts of the same texts differ in how they were solved, which is no size.
+        series.points.dedup_by(|a, b| a.0 == b.0);
     }
     series.retain(|series| {
         let points = &series.points;

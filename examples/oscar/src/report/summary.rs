@@ -3,7 +3,7 @@
 use models::evaluate::deviation;
 
 use crate::{
-    grid::MethodNote,
+    grid::{CalibrationNote, MethodNote},
     rows::{ModelNote, Row, SpanScore},
     tasks::{Kind, TaskNote},
 };
@@ -28,6 +28,8 @@ pub struct Group {
 /// A method on a task.
 #[derive(Debug)]
 pub struct MethodSummary {
+    /// What tables call it; no two methods of a task have the same.
+    pub title: String,
     pub note: MethodNote,
     /// Rows.
     pub samples: usize,
@@ -105,6 +107,7 @@ impl Group {
         let place = self.methods.iter().position(|m| m.note.key() == key);
         let place = place.unwrap_or_else(|| {
             self.methods.push(MethodSummary {
+                title: String::new(),
                 note: row.method.clone(),
                 samples: 0,
                 bits_per_value: 0.0,
@@ -130,9 +133,36 @@ impl Group {
             method.bytes_per_token /= samples;
             self.samples = self.samples.max(method.samples);
         }
+        self.name_methods();
         // The exact cache comes first whenever it was measured.
         self.methods
             .sort_by_key(|method| method.note.name != "exact");
+    }
+
+    /// Methods that differ in their artifacts only are told apart by the tokens of these, or by
+    /// their files.
+    fn name_methods(&mut self) {
+        let plain: Vec<String> = self.methods.iter().map(|m| m.note.title()).collect();
+        let with = |words: &dyn Fn(&CalibrationNote) -> String| -> Vec<String> {
+            let notes = self.methods.iter().map(|method| &method.note.calibration);
+            let both = notes.zip(&plain);
+            both.map(|(note, plain)| match note {
+                Some(note) => format!("{plain}, {}", words(note)),
+                None => plain.clone(),
+            })
+            .collect()
+        };
+        let tokens = with(&|note| format!("{} tokens", note.tokens));
+        let files = with(&|note| note.file.clone());
+        let choices = [plain.clone(), tokens, files];
+        for (index, method) in self.methods.iter_mut().enumerate() {
+            let unique = |titles: &&Vec<String>| {
+                let same = titles.iter().filter(|title| **title == titles[index]);
+                same.count() == 1
+            };
+            let titles = choices.iter().find(unique).unwrap_or(&choices[2]);
+            method.title = titles[index].clone();
+        }
     }
 
     /// The spans that the task is judged by.

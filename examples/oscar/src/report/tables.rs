@@ -121,7 +121,7 @@ pub fn headline(group: &Group) -> Table {
 
 fn bytes(method: &MethodSummary) -> Vec<String> {
     vec![
-        method.note.title(),
+        method.title.clone(),
         format!("{:.3}", method.bits_per_value),
         method
             .page_bits
@@ -182,7 +182,7 @@ pub fn by_part(group: &Group) -> Option<Table> {
             ),
             Some(mean) => mean.kl.cell(),
         });
-        let row = std::iter::once(method.note.title()).chain(cells);
+        let row = std::iter::once(method.title.clone()).chain(cells);
         table.rows.push(row.collect());
     }
     Some(table)

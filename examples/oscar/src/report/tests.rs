@@ -43,6 +43,15 @@ fn windows_are_pooled_and_their_spread_is_kept() {
     let group = &summary.groups[0];
     let names: Vec<_> = group.methods.iter().map(|m| m.note.name.as_str()).collect();
     assert_eq!(names, ["exact", "kivi", "kivi", "oscar", "oscar"]);
+    let titles: Vec<_> = group.methods.iter().map(|m| m.title.as_str()).collect();
+    assert_eq!(
+        titles[2..],
+        [
+            "kivi (windows 0/128)",
+            "oscar, 512 tokens",
+            "oscar, 2048 tokens"
+        ]
+    );
     let kivi = group.headline(&group.methods[1]).expect("a mean");
     assert_eq!(kivi.spans, 2);
     assert!((kivi.kl.mean - 0.2).abs() < 1e-12);

@@ -6,7 +6,11 @@ mod recall;
 mod retrieval;
 mod source;
 
-use std::{fmt, ops::Range, path::PathBuf};
+use std::{
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use models::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -124,13 +128,23 @@ impl Sample {
 }
 
 impl Task {
-    /// The file that the task reads.
+    /// See [`Task::file`].
     pub fn file_mut(&mut self) -> &mut PathBuf {
         match self {
             Self::Perplexity(task) => &mut task.text,
             Self::Questions(task) => &mut task.file,
             Self::Retrieval(task) => &mut task.text,
             Self::Recall(task) => &mut task.text,
+        }
+    }
+
+    /// The file that the task reads; empty where none was named.
+    pub fn file(&self) -> &Path {
+        match self {
+            Self::Perplexity(task) => &task.text,
+            Self::Questions(task) => &task.file,
+            Self::Retrieval(task) => &task.text,
+            Self::Recall(task) => &task.text,
         }
     }
 

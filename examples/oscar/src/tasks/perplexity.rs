@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 #[serde(deny_unknown_fields)]
 pub struct Perplexity {
     /// The text.
+    #[serde(default)]
     pub text: PathBuf,
     /// Tokens of a window.
     #[serde(default = "window")]

@@ -17,6 +17,7 @@ const AT_ONCE: usize = 16;
 #[serde(deny_unknown_fields)]
 pub struct Questions {
     /// JSON lines with `question` and `answer`.
+    #[serde(default)]
     pub file: PathBuf,
     /// Examples before each question, from the beginning of the file. There should be enough of
     /// them that their tokens are packed.

@@ -18,6 +18,7 @@ const CUE: usize = 16;
 #[serde(deny_unknown_fields)]
 pub struct Recall {
     /// The text that the passages and what is between the copies are taken from.
+    #[serde(default)]
     pub text: PathBuf,
     /// Tokens of the passage.
     #[serde(default = "passage")]

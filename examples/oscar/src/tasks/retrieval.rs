@@ -26,6 +26,7 @@ const CITIES: [&str; 16] = [
 #[serde(deny_unknown_fields)]
 pub struct Retrieval {
     /// The hay.
+    #[serde(default)]
     pub text: PathBuf,
     /// Tokens of hay and needles.
     #[serde(default = "lengths")]

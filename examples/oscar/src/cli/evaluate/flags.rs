@@ -1,6 +1,6 @@
 //! A grid from options.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn_oscar::Method;
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -149,15 +149,14 @@ pub struct GridArgs {
 }
 
 impl GridArgs {
-    /// What `--grid` stands for, so that neither is silently ignored.
+    /// What `--grid` stands for, so that neither is silently ignored. Texts, questions and artifacts
+    /// fill a grid that names none.
     pub const NAMES: &[&str] = &[
         "tasks",
-        "text",
         "window",
         "windows",
         "consecutive",
         "past",
-        "question_file",
         "questions",
         "shots",
         "lengths",
@@ -167,33 +166,47 @@ impl GridArgs {
         "passage",
         "context",
         "methods",
-        "calibration",
         "cache_windows",
         "bits",
         "group",
     ];
 
-    /// The grid that these options describe.
+    /// The grid of the file, or the one that these options describe.
     ///
     /// # Errors
-    /// A usage error for a task without its file, and for an artifact of no method.
-    pub fn grid(&self) -> Result<Grid> {
-        let tasks = self.tasks.iter().map(|name| self.task(*name));
-        Ok(Grid {
-            tasks: tasks.collect::<Result<_>>()?,
-            methods: self.sweeps()?,
-        })
+    /// What [`Grid::read`] gives; a usage error for an artifact of a method that is not measured.
+    pub fn grid(&self, file: Option<&Path>) -> Result<Grid> {
+        let mut grid = match file {
+            Some(file) => Grid::read(file)?,
+            None => Grid {
+                tasks: self.tasks.iter().map(|name| self.task(*name)).collect(),
+                methods: self.sweeps(),
+            },
+        };
+        let measured = |name: &String| {
+            let mut sweeps = grid.methods.iter();
+            sweeps.any(|sweep| sweep.name.values().contains(name))
+        };
+        if let Some((method, _)) = self.calibration.iter().find(|(name, _)| !measured(name)) {
+            return Err(Error::usage(format!(
+                "there is an artifact for {method}, which is not measured: add it to --methods or to \
+                 the grid"
+            )));
+        }
+        grid.fill(
+            self.text.as_deref(),
+            self.question_file.as_deref(),
+            &self.calibration,
+        );
+        Ok(grid)
     }
 
-    fn task(&self, name: TaskName) -> Result<Task> {
-        let text = || {
-            self.text.clone().ok_or_else(|| {
-                Error::usage("there is no text: give --text FILE, or a grid with --grid FILE")
-            })
-        };
-        Ok(match name {
+    /// A task; its file comes from [`Grid::fill`].
+    fn task(&self, name: TaskName) -> Task {
+        let file = PathBuf::new;
+        match name {
             TaskName::Perplexity => Task::Perplexity(Perplexity {
-                text: text()?,
+                text: file(),
                 window: self.window,
                 windows: self.windows,
                 only: Vec::new(),
@@ -201,62 +214,47 @@ impl GridArgs {
                 consecutive: self.consecutive,
             }),
             TaskName::Questions => Task::Questions(Questions {
-                file: self.question_file.clone().ok_or_else(|| {
-                    Error::usage("there are no questions: give --question-file FILE")
-                })?,
+                file: file(),
                 shots: self.shots,
                 questions: self.questions,
             }),
             TaskName::Retrieval => Task::Retrieval(Retrieval {
-                text: text()?,
+                text: file(),
                 lengths: self.lengths.clone(),
                 depths: self.depths.clone(),
                 needles: self.needles,
                 repeats: self.repeats,
             }),
             TaskName::Recall => Task::Recall(Recall {
-                text: text()?,
+                text: file(),
                 passage: self.passage,
                 context: self.context,
                 windows: self.windows,
             }),
-        })
+        }
     }
 
-    fn sweeps(&self) -> Result<Vec<Sweep>> {
-        let artifacts = |name: &str| -> Vec<PathBuf> {
-            let found = self.calibration.iter().filter(|(method, _)| method == name);
-            found.map(|(_, path)| path.clone()).collect()
+    /// One entry a method; the artifacts come from [`Grid::fill`].
+    fn sweeps(&self) -> Vec<Sweep> {
+        let can_run = |name: &&&str| {
+            let mut artifacts = self.calibration.iter();
+            !Method::needs_calibration(name) || artifacts.any(|(method, _)| method == **name)
         };
-        let all: Vec<String> = match self.methods.is_empty() {
+        let names: Vec<String> = match self.methods.is_empty() {
             false => self.methods.clone(),
             true => {
-                let can_run =
-                    |name: &&&str| !Method::needs_calibration(name) || !artifacts(name).is_empty();
                 let names = Method::PRESETS.iter().filter(can_run);
                 names.map(|name| name.to_string()).collect()
             }
         };
-        if let Some((method, _)) = self
-            .calibration
-            .iter()
-            .find(|(name, _)| !all.contains(name))
-        {
-            return Err(Error::usage(format!(
-                "there is an artifact for {method}, which is not measured: add it to --methods"
-            )));
-        }
-        Ok(all
-            .into_iter()
-            .map(|name| Sweep {
-                calibration: artifacts(&name).into(),
-                windows: self.cache_windows.clone().into(),
-                bits: self.bits.clone().into(),
-                group: self.group.clone().into(),
-                name: OneOrMany::One(name),
-                ..Sweep::default()
-            })
-            .collect())
+        let sweep = |name| Sweep {
+            windows: self.cache_windows.clone().into(),
+            bits: self.bits.clone().into(),
+            group: self.group.clone().into(),
+            name: OneOrMany::One(name),
+            ..Sweep::default()
+        };
+        names.into_iter().map(sweep).collect()
     }
 }
 

@@ -13,7 +13,6 @@ pub use run::{Evaluation, model_note};
 
 use crate::{
     error::{Error, Result},
-    grid::Grid,
     report::{Summary, task_tables},
 };
 
@@ -38,7 +37,7 @@ use crate::{
         oscar evaluate --model model.gguf --tasks perplexity,retrieval --text wiki.txt --window 8192 \\\n    \
         --windows 2 --lengths 2048,4096 --calibration transform_coded=tc.safetensors --out rows.jsonl\n  \
         oscar evaluate --model model.gguf --tasks questions --question-file gsm8k.jsonl --out rows.jsonl\n  \
-        oscar evaluate --model model.gguf --grid grid.json --out rows.jsonl\n\n\
+        oscar evaluate --model model.gguf --grid examples/oscar/grids/windows.json --text wiki.txt --out rows.jsonl\n\n\
         A grid; every setting may be one value or a list, and every combination runs:\n  \
         {\"tasks\": [{\"kind\": \"perplexity\", \"text\": \"wiki.txt\", \"window\": 2048, \"windows\": 4, \"past\": 512},\n            \
         {\"kind\": \"questions\", \"file\": \"gsm8k.jsonl\", \"shots\": 12, \"questions\": 16},\n            \
@@ -58,6 +57,9 @@ pub struct EvaluateArgs {
     model: ModelArgs,
 
     /// A grid of tasks and methods, a JSON file; its paths start from its folder
+    ///
+    /// Tasks that name no file read --text or --question-file, calibrated methods that name no
+    /// artifact take those of --calibration.
     #[arg(long, value_name = "FILE", conflicts_with_all = GridArgs::NAMES)]
     grid: Option<PathBuf>,
 
@@ -78,10 +80,7 @@ pub struct EvaluateArgs {
 impl EvaluateArgs {
     /// Measures what is missing, then prints tables of what was asked for.
     pub fn run(self) -> Result<()> {
-        let grid = match &self.grid {
-            Some(path) => Grid::read(path)?,
-            None => self.flags.grid()?,
-        };
+        let grid = self.flags.grid(self.grid.as_deref())?;
         // Whatever is wrong with the methods is said before the model is loaded.
         let variants = grid.variants()?;
         let session = Session::open(&self.model)?;
