@@ -1,6 +1,6 @@
 //! What calibration has seen: sums over the tokens of some texts, per layer and KV head.
 //!
-//! All sums are exact ([`fixed`]), so statistics merge to the same bits in any order and grouping:
+//! All sums are exact, in integers, so statistics merge to the same bits in any order and grouping:
 //! shards of a corpus, observed by any number of processes, add up to the statistics of one run.
 //!
 //! Per KV head, with row vectors `q`, `k`, `v` as they meet in attention (keys after RoPE):
