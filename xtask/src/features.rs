@@ -116,6 +116,7 @@ pub fn check_forwarding() -> Result<Metadata> {
         ("models", "burn-oscar"),
         ("qwen3", "models"),
         ("oscar", "models"),
+        ("calibrate", "models"),
     ]
     .into_iter()
     .flat_map(|(package, target)| not_forwarded(&metadata, package, target))
