@@ -26,7 +26,7 @@ pub struct SolveArgs {
     #[arg(long, conflicts_with = "serve_length")]
     pub no_rope: bool,
 
-    /// OSCAR as published: per layer, proxy weights, no means, clips 0.96 and 0.92
+    /// OSCAR as published: per layer, proxy weights, no means
     #[arg(long)]
     pub as_published: bool,
 
@@ -62,9 +62,9 @@ pub struct SolveArgs {
     #[arg(long, value_enum, value_name = "OF")]
     pub value_target: Option<ValueTargetName>,
 
-    /// Fixed clips of keys and values, as in 0.96/0.92 [default: searched]
-    #[arg(long, value_name = "KEY/VALUE", value_parser = clips)]
-    pub clips: Option<(f32, f32)>,
+    /// oscar: clips of keys and values, or `searched` by layer [default: 0.96/0.92]
+    #[arg(long, value_name = "KEY/VALUE|searched", value_parser = clips)]
+    pub clips: Option<Clips>,
 
     /// transform_coded: search the bits of channels, within so many bits per value of the keys
     #[arg(long, value_name = "BITS")]
@@ -116,12 +116,18 @@ pub enum ValueTargetName {
     Values,
 }
 
-/// Parses `KEY/VALUE`; the solver checks the range.
-fn clips(text: &str) -> Result<(f32, f32), String> {
-    let parsed = text
-        .split_once('/')
-        .and_then(|(key, value)| Some((key.parse().ok()?, value.parse().ok()?)));
-    parsed.ok_or_else(|| "write two quantiles, as in 0.96/0.92".to_string())
+/// Parses `KEY/VALUE` or `searched`; the solver checks the range.
+fn clips(text: &str) -> Result<Clips, String> {
+    if text == "searched" {
+        return Ok(Clips::Searched);
+    }
+    let parsed = text.split_once('/').and_then(|(key, value)| {
+        Some(Clips::Fixed {
+            key: key.parse().ok()?,
+            value: value.parse().ok()?,
+        })
+    });
+    parsed.ok_or_else(|| "write two quantiles, as in 0.96/0.92, or `searched`".to_string())
 }
 
 impl SolveArgs {
@@ -181,8 +187,8 @@ impl SolveArgs {
                 ValueTargetName::Values => ValueTarget::Values,
             };
         }
-        if let Some((key, value)) = self.clips {
-            options.clips = Clips::Fixed { key, value };
+        if let Some(clips) = self.clips {
+            options.clips = clips;
         }
         if let Some(bits) = self.bits {
             options.allocate = match self.across_layers {

@@ -55,6 +55,7 @@ fn wrong_values_are_refused() {
         "oscar calibrate --model m --text t --statistics s --out o",
         "oscar calibrate --model m --text t --method kivi --out o",
         "oscar calibrate --model m --text t --across-layers --out o",
+        "oscar calibrate --model m --text t --clips 0.9 --out o",
         "oscar evaluate --text t",
         "oscar evaluate --model m --methods kivy",
         "oscar evaluate --model m --cache-windows 64",
@@ -209,7 +210,7 @@ fn parts_merge_to_the_whole_and_make_artifacts() {
     assert!(read("a") == read("b"));
     assert!(read("a") == read("whole.statistics.safetensors"));
 
-    let published = format!("--statistics {} --method oscar --as-published", at("a"));
+    let published = format!("--statistics {} --method oscar --clips searched", at("a"));
     calibrate(&format!(
         "{published} --serve-length 1000 --out {}",
         at("oscar.safetensors")

@@ -220,7 +220,10 @@ pub fn ablations(group: &Group) -> Option<Table> {
         if variants.len() < 2 {
             continue;
         }
-        variants.sort_by_key(|(method, _)| !method.note.differences().is_empty());
+        variants.sort_by_key(|(method, _)| {
+            let note = &method.note;
+            (!note.differences().is_empty(), note.label.is_some())
+        });
         let base = variants[0].1.kl.mean;
         for (index, (method, mean)) in variants.iter().enumerate() {
             let change = match index {
