@@ -14,6 +14,20 @@ use crate::quantizer::{Role, Segment};
 const FORMAT: &str = "burn-oscar-calibration";
 const VERSION: &str = "1";
 
+/// The metadata that every artifact has; any other key is a note.
+pub(super) const KEYS: [&str; 10] = [
+    "format",
+    "version",
+    "method",
+    "model_fingerprint",
+    "layers",
+    "kv_heads",
+    "head_dim",
+    "served_length",
+    "tokens",
+    "sha256",
+];
+
 /// The names of one side's tensors.
 pub(super) struct TensorNames {
     pub transform: String,
@@ -97,6 +111,7 @@ pub(super) fn encode(contents: &Contents) -> Result<Vec<u8>> {
     .into_iter()
     .map(|(key, value)| (key.to_string(), value))
     .collect();
+    metadata.extend(contents.notes.clone());
     metadata.insert("sha256".into(), container::digest(&metadata, &tensors));
     container::join(metadata, tensors).map_err(|error| Error::Artifact {
         path: contents.path.clone(),
@@ -180,6 +195,10 @@ impl<'a> Reader<'a> {
             served_length: self.number("served_length")?,
             tokens: self.number("tokens")?,
             layers,
+            notes: (self.metadata.iter())
+                .filter(|(key, _)| !KEYS.contains(&key.as_str()))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
         })
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::artifact::KEYS;
 use super::{Calibration, Contents, LayerCalibration};
 use crate::error::{Error, Result};
 
@@ -18,6 +19,7 @@ pub struct CalibrationBuilder {
     served_length: usize,
     tokens: usize,
     layers: BTreeMap<usize, LayerCalibration>,
+    notes: BTreeMap<String, String>,
     repeated: Option<usize>,
 }
 
@@ -38,6 +40,7 @@ impl CalibrationBuilder {
             served_length: 0,
             tokens: 0,
             layers: BTreeMap::new(),
+            notes: BTreeMap::new(),
             repeated: None,
         }
     }
@@ -63,6 +66,14 @@ impl CalibrationBuilder {
         self
     }
 
+    /// Something worth knowing later, such as what text was read. Keys of the format itself are
+    /// refused by [`build`](Self::build).
+    #[must_use]
+    pub fn note(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.notes.insert(key.into(), value.into());
+        self
+    }
+
     /// The layer at `index`; each must be given once, in any order.
     #[must_use]
     pub fn layer(mut self, index: usize, layer: LayerCalibration) -> Self {
@@ -80,7 +91,12 @@ impl CalibrationBuilder {
         let path = PathBuf::from("(not saved)");
         let layers = self.n_layers;
         let past_the_end = self.layers.keys().copied().find(|index| *index >= layers);
-        let reason = if let Some(index) = self.repeated {
+        let reserved = self.notes.keys().find(|key| KEYS.contains(&key.as_str()));
+        let reason = if let Some(key) = reserved {
+            Some(format!(
+                "`{key}` is a key of the format: give the note another name"
+            ))
+        } else if let Some(index) = self.repeated {
             Some(format!("layer {index} was given twice: give each once"))
         } else if let Some(index) = past_the_end {
             Some(format!(
@@ -107,6 +123,7 @@ impl CalibrationBuilder {
             served_length: self.served_length,
             tokens: self.tokens,
             layers: self.layers.into_values().collect(),
+            notes: self.notes,
         })
     }
 }

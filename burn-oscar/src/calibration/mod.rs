@@ -26,6 +26,7 @@ pub mod statistics;
 mod tests;
 mod validate;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -119,6 +120,7 @@ struct Contents {
     served_length: usize,
     tokens: usize,
     layers: Vec<LayerCalibration>,
+    notes: BTreeMap<String, String>,
 }
 
 impl Calibration {
@@ -252,6 +254,34 @@ impl Calibration {
     /// Tokens that the statistics were taken from.
     pub fn tokens(&self) -> usize {
         self.0.tokens
+    }
+
+    /// What whoever made it wrote down beside: the digest of the statistics, of texts, versions.
+    pub fn notes(&self) -> &BTreeMap<String, String> {
+        &self.0.notes
+    }
+
+    /// The same with a further note, such as the digest of the texts that were read.
+    ///
+    /// # Errors
+    /// [`Error::Artifact`] for a key of the format itself.
+    pub fn with_note(&self, key: impl Into<String>, value: impl Into<String>) -> Result<Self> {
+        let mut builder = CalibrationBuilder::new(
+            self.method(),
+            self.n_layers(),
+            self.n_kv_heads(),
+            self.head_dim(),
+        )
+        .fingerprint(self.fingerprint())
+        .served_length(self.served_length())
+        .tokens(self.tokens());
+        for (key, value) in self.notes() {
+            builder = builder.note(key, value);
+        }
+        for (index, layer) in self.layers().iter().enumerate() {
+            builder = builder.layer(index, layer.clone());
+        }
+        builder.note(key, value).build()
     }
 
     /// All layers, in the order of the model.

@@ -191,6 +191,7 @@ impl CalibrationJob {
             options: self.options,
             checkpoint_every: self.checkpoint_every,
             tolerance: self.tolerance,
+            windows: train.digest(),
             start,
             found: Mutex::new(None),
         });

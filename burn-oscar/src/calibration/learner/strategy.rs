@@ -40,6 +40,8 @@ pub(super) struct Strategy {
     pub options: SolveOptions,
     pub checkpoint_every: usize,
     pub tolerance: Option<f64>,
+    /// Digest of the windows.
+    pub windows: String,
     /// What a checkpoint held: statistics, windows, whether that was enough.
     pub start: (Statistics, usize, bool),
     pub found: Mutex<Option<Result<Found>>>,
@@ -88,7 +90,9 @@ impl Run<'_> {
         }
         let converged = found.ending == Ending::Converged;
         self.strategy.folder.keep(&found.statistics, converged)?;
-        let solution = solve(&found.statistics, &self.strategy.options)?;
+        let mut solution = solve(&found.statistics, &self.strategy.options)?;
+        let windows = self.strategy.windows.clone();
+        solution.calibration = solution.calibration.with_note("windows_sha256", windows)?;
         solution.calibration.save(self.strategy.folder.artifact())?;
         found.validation = self.validate(valid, &solution)?;
         found.solution = Some(solution);

@@ -152,7 +152,9 @@ pub fn solve(statistics: &Statistics, options: &SolveOptions) -> Result<Solution
         CalibrationBuilder::new(options.target.name(), layers.len(), config.n_kv_heads, d)
             .fingerprint(config.fingerprint.clone())
             .served_length(served as usize)
-            .tokens(statistics.tokens() as usize);
+            .tokens(statistics.tokens() as usize)
+            .note("statistics_sha256", statistics.digest()?)
+            .note("burn_oscar_version", env!("CARGO_PKG_VERSION"));
     let mut bases = Vec::new();
     let mut diagnostics = Vec::new();
     for (index, (layer, keys)) in layers.iter().zip(keys).enumerate() {

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
+use sha2::{Digest, Sha256};
 
 use super::fixed::{Fixed, MAX_CONTRIBUTIONS};
 use super::histogram::BINS;
@@ -44,6 +45,15 @@ impl Statistics {
             path: path.to_path_buf(),
             reason,
         })
+    }
+
+    /// SHA-256 of the file's bytes without notes, hexadecimal: it tells the model, the texts and all
+    /// that was observed.
+    ///
+    /// # Errors
+    /// As [`to_bytes`](Self::to_bytes).
+    pub fn digest(&self) -> Result<String> {
+        Ok(format!("{:x}", Sha256::digest(self.to_bytes()?)))
     }
 
     /// The bytes of the file.

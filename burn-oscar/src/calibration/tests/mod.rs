@@ -295,3 +295,18 @@ proptest! {
         prop_assert!(Calibration::from_bytes(&bytes, "noise").is_err());
     }
 }
+
+#[test]
+fn notes_are_kept_and_do_not_shadow_the_format() {
+    let calibration = transform_coded().with_note("texts_sha256", "abc").unwrap();
+    let read = Calibration::from_bytes(&calibration.to_bytes().unwrap(), "x").unwrap();
+    assert_eq!(read.notes()["texts_sha256"], "abc");
+    assert_same(&read, &calibration);
+    for key in ["tokens", "sha256", "method"] {
+        let reason = reason(calibration.with_note(key, "1"));
+        assert!(
+            reason.contains(key) && reason.contains("another name"),
+            "{reason}"
+        );
+    }
+}

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::{
     calibrate::{Gather, JobArgs, Shard, SolveArgs, diagnostics_table, validation_table},
     error::{Error, Result},
+    tasks::Source,
 };
 
 /// Make the artifact of a calibrated method from texts
@@ -186,7 +187,14 @@ impl CalibrateArgs {
         validation: &str,
         start: Instant,
     ) -> Result<()> {
-        solution.calibration.save(&self.out)?;
+        let mut calibration = solution.calibration.clone();
+        if !self.text.is_empty() {
+            let texts = self.text.iter().map(|path| Source::read(path));
+            let digests = texts.map(|text| Ok(text?.digest().to_string()));
+            let digests = digests.collect::<Result<Vec<_>>>()?.join(" ");
+            calibration = calibration.with_note("texts_sha256", digests)?;
+        }
+        calibration.save(&self.out)?;
         let found = &solution.diagnostics;
         for warning in &found.warnings {
             note(session.quiet, &format!("warning: {warning}"));

@@ -1,6 +1,6 @@
 //! `oscar inspect`: what is in a calibration artifact, or in statistics.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use burn_oscar::{
     Calibration,
@@ -52,6 +52,7 @@ struct Artifact {
     head_dim: usize,
     served_length: usize,
     tokens: usize,
+    notes: BTreeMap<String, String>,
     per_layer: Vec<Layer>,
 }
 
@@ -127,6 +128,7 @@ impl Artifact {
             head_dim: calibration.head_dim(),
             served_length: calibration.served_length(),
             tokens: calibration.tokens(),
+            notes: calibration.notes().clone(),
             per_layer: calibration.layers().iter().map(layer).collect(),
         }
     }
@@ -147,9 +149,13 @@ impl Artifact {
             let sides = [layer.key.cells(), layer.value.cells()].concat();
             layers.add_row([vec![index.to_string()], sides].concat());
         }
+        let notes = self.notes.iter();
+        let notes: String = notes
+            .map(|(key, value)| format!("{key} {value}\n"))
+            .collect();
         format!(
             "method {}, made for model {}\n{} layers, {} KV heads of {} channels\nserves {} \
-             positions, from statistics of {} tokens\n\n{layers}\n\nA dash is what the method has. \
+             positions, from statistics of {} tokens\n{notes}\n{layers}\n\nA dash is what the method has. \
              Bits are sixteenths of the channels x bits, in the order of the transform's output.\n",
             self.method,
             self.model_fingerprint,
