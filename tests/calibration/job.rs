@@ -168,6 +168,9 @@ fn it_stops_when_the_bases_stand_still_and_measures_what_it_made() {
         let (error, kl) = (layer.output_error(), layer.attention_kl());
         assert!(error > 0.0 && error < 0.05, "{error}");
         assert!(kl > 0.0 && kl < 0.05, "{kl}");
+        let heads: Vec<f64> = layer.attention_kl_by_head().collect();
+        assert_eq!(heads.len(), super::HEADS);
+        assert!((heads.iter().sum::<f64>() / heads.len() as f64 - kl).abs() < 1e-12);
     }
     let before = bytes(folder.path());
     let again = run();

@@ -9,16 +9,16 @@ use crate::error::{Error, Result};
 use crate::method::Method;
 
 /// What a method did to the attention of one layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerComparison {
     /// `Σ ‖o' - o‖²` over all queries and heads, `o` the exact outputs.
     pub error: f64,
     /// `Σ ‖o‖²`.
     pub size: f64,
     /// `Σ KL(p ‖ p')` of the attention weights of each call's last query over the tokens then held,
-    /// over the heads.
-    pub divergence: f64,
-    /// Heads and calls that [`divergence`](Self::divergence) adds up.
+    /// for each query head.
+    pub divergence: Vec<f64>,
+    /// Calls that [`divergence`](Self::divergence) adds up.
     pub queries: u64,
 }
 
@@ -34,14 +34,25 @@ impl LayerComparison {
 
     /// Mean divergence of the attention weights, in nats.
     pub fn attention_kl(&self) -> f64 {
-        self.divergence / self.queries.max(1) as f64
+        let heads = self.divergence.len().max(1) as f64;
+        self.attention_kl_by_head().sum::<f64>() / heads
+    }
+
+    /// The same for each query head.
+    pub fn attention_kl_by_head(&self) -> impl Iterator<Item = f64> + '_ {
+        let queries = self.queries.max(1) as f64;
+        self.divergence.iter().map(move |sum| sum / queries)
     }
 
     /// Adds what another text showed.
     pub fn add(&mut self, other: &Self) {
         self.error += other.error;
         self.size += other.size;
-        self.divergence += other.divergence;
+        let heads = self.divergence.len().max(other.divergence.len());
+        self.divergence.resize(heads, 0.0);
+        for (sum, other) in self.divergence.iter_mut().zip(&other.divergence) {
+            *sum += other;
+        }
         self.queries += other.queries;
     }
 }
@@ -101,8 +112,8 @@ impl KvCache {
             seen.add(&LayerComparison {
                 error: f64::from(squares[0]),
                 size: f64::from(squares[1]),
-                divergence: divergences.iter().copied().map(f64::from).sum(),
-                queries: divergences.len() as u64,
+                divergence: divergences.into_iter().map(f64::from).collect(),
+                queries: 1,
             });
             Ok(())
         });

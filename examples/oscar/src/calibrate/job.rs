@@ -109,12 +109,17 @@ pub fn validation_table(outcome: &Outcome) -> String {
     if outcome.validation.is_empty() {
         return String::new();
     }
-    let mut table = table(["layer", "output error", "attention KL"]);
+    let mut table = table(["layer", "output error", "attention KL", "of the worst head"]);
     for (index, layer) in outcome.validation.iter().enumerate() {
+        let heads = layer.attention_kl_by_head().enumerate();
+        let worst = heads.max_by(|(_, a), (_, b)| a.total_cmp(b));
         table.add_row([
             index.to_string(),
             format!("{:.4}", layer.output_error()),
             format!("{:.4}", layer.attention_kl()),
+            worst.map_or("-".into(), |(head, kl)| {
+                format!("{kl:.4} (query head {head})")
+            }),
         ]);
     }
     format!(
