@@ -11,6 +11,7 @@ use burn::train::{
 use super::folder::Folder;
 use super::model::{Calibrator, Observed};
 use crate::cache::LayerComparison;
+use crate::calibration::solve::solve_unsigned;
 use crate::calibration::{Solution, SolveOptions, Statistics, solve};
 use crate::error::{Error, Result};
 
@@ -168,7 +169,7 @@ impl Run<'_> {
         if found.windows == 0 || !self.is_checkpoint(found.windows) {
             return Ok(None);
         }
-        match solve(&found.statistics, &self.strategy.options) {
+        match solve_unsigned(&found.statistics, &self.strategy.options) {
             Ok(solution) => Ok(Some(solution)),
             Err(Error::Calibration { .. }) => Ok(None),
             Err(error) => Err(error),

@@ -110,6 +110,19 @@ impl Reach<'_> {
 /// has seen nothing, or other tokens than the first; [`Error::Artifact`] where the model's sizes or
 /// fingerprint make no artifact.
 pub fn solve(statistics: &Statistics, options: &SolveOptions) -> Result<Solution> {
+    let mut solution = solve_unsigned(statistics, options)?;
+    let digest = statistics.digest()?;
+    solution.calibration = solution
+        .calibration
+        .with_note("statistics_sha256", digest)?;
+    Ok(solution)
+}
+
+/// [`solve`] without the digest of the statistics, which are large: for what is only compared.
+pub(in crate::calibration) fn solve_unsigned(
+    statistics: &Statistics,
+    options: &SolveOptions,
+) -> Result<Solution> {
     let config = statistics.config();
     let d = config.head_dim;
     options.validate(d)?;
@@ -153,7 +166,6 @@ pub fn solve(statistics: &Statistics, options: &SolveOptions) -> Result<Solution
             .fingerprint(config.fingerprint.clone())
             .served_length(served as usize)
             .tokens(statistics.tokens() as usize)
-            .note("statistics_sha256", statistics.digest()?)
             .note("burn_oscar_version", env!("CARGO_PKG_VERSION"));
     let mut bases = Vec::new();
     let mut diagnostics = Vec::new();
