@@ -73,6 +73,11 @@ pub struct SolveArgs {
     /// The bits of --bits are shared by all layers
     #[arg(long, requires = "bits")]
     pub across_layers: bool,
+
+    /// transform_coded: adds so much of their mean to the energies of queries, against queries that
+    /// the texts do not have [default: 0.01]
+    #[arg(long, value_name = "SHARE")]
+    pub damping: Option<f64>,
 }
 
 /// The calibrated methods.
@@ -149,6 +154,7 @@ impl SolveArgs {
             clips: None,
             bits: None,
             across_layers: false,
+            damping: None,
         }
     }
 
@@ -195,6 +201,9 @@ impl SolveArgs {
                 true => Allocate::AcrossLayers { bits },
                 false => Allocate::PerLayer { bits },
             };
+        }
+        if let Some(damping) = self.damping {
+            options.damping = damping;
         }
         if !self.no_rope {
             let trained = config.max_position_embeddings.max(gathered);
