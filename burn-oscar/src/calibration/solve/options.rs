@@ -121,7 +121,7 @@ pub struct SolveOptions {
 
 impl SolveOptions {
     /// `oscar` with a basis and means for each KV head, true attention weights, and the clips as
-    /// published: searched ones leave less squared error and a worse model.
+    /// published: searched ones leave less squared error and no better model.
     pub fn oscar() -> Self {
         Self {
             target: Target::Oscar,
