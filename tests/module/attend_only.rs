@@ -85,7 +85,10 @@ pub fn check(name: &str, method: &Method, lens: [usize; 2], cut: Option<usize>, 
             .zip(&expected)
             .map(|(found, expected)| (found - expected).abs())
             .fold(0.0, f64::max);
-        assert!(largest < 2e-5, "{name} {lens:?} {cut:?} {tokens}: {largest}");
+        assert!(
+            largest < 2e-5,
+            "{name} {lens:?} {cut:?} {tokens}: {largest}"
+        );
     }
     assert_eq!((cache.lens(), cache.memory()), (before, memory));
     // A step afterwards is that of a cache that was never read.
@@ -113,7 +116,13 @@ fn every_stored_token_is_seen_and_nothing_changes() {
         check(name, &windows(3, 5), [2, 3], None, &device);
         check(name, &windows(3, 5), [10, page + 20], None, &device);
         check(name, &windows(0, 0), [page, page + 1], None, &device);
-        check(name, &windows(2, 5), [page + 7, 30], Some(page / 2), &device);
+        check(
+            name,
+            &windows(2, 5),
+            [page + 7, 30],
+            Some(page / 2),
+            &device,
+        );
         check(name, &windows(0, 5), [page + 5, 30], Some(1), &device);
     }
 }
@@ -121,7 +130,11 @@ fn every_stored_token_is_seen_and_nothing_changes() {
 #[test]
 fn rows_in_any_order() {
     let device = Device::flex();
-    let mut cache = filled(&Method::kivi().with_sink(0).with_recent(0), [90, 70], &device);
+    let mut cache = filled(
+        &Method::kivi().with_sink(0).with_recent(0),
+        [90, 70],
+        &device,
+    );
     let ids = cache.sequences();
     let query: Tensor<4> = input(3, [2, KV_HEADS, 2, HEAD_DIM], &device);
     let all = cache

@@ -76,8 +76,8 @@ fn exact_is_the_undecorated_module() {
 #[test]
 fn two_bits_stay_within_their_error() {
     for (method, limit) in [
-        (Method::hadamard_centred(), 0.5),
-        (Method::oscar_scaled(), 0.5),
+        (Method::hadamard_centred(), 0.04),
+        (Method::oscar_scaled(), 0.04),
     ] {
         let name = method.name().to_string();
         let method = method.with_sink(0).with_recent(0);
