@@ -12,6 +12,7 @@ mod errors;
 mod kernels;
 mod logits;
 mod memory;
+mod module;
 mod quantizers;
 mod real_model;
 mod shapes;

@@ -4,6 +4,7 @@ mod attend;
 mod decode;
 mod memory;
 mod model;
+mod module;
 mod pack;
 mod real;
 

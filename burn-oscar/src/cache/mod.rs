@@ -11,6 +11,7 @@
 
 mod append;
 mod attend;
+mod attend_only;
 #[cfg(feature = "calibrate")]
 mod compare;
 mod config;
@@ -19,6 +20,7 @@ mod manage;
 mod memory;
 #[cfg(feature = "calibrate")]
 mod observe;
+mod padding;
 mod plan;
 mod pool;
 mod read;
@@ -31,6 +33,7 @@ pub use config::KvCacheConfig;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]
 pub use observe::ObserveOptions;
+pub use padding::Padding;
 pub use sequence::SequenceId;
 
 use std::sync::atomic::AtomicBool;
