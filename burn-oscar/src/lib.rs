@@ -27,7 +27,8 @@
 //! The parts, in the order in which data flows: [`method`] says what to do, as data;
 //! [`quantizer`] how numbers become bits and where the bits lie; [`rotation`] how vectors are
 //! turned first; [`backend`] holds the operations, as a Burn backend extension; [`cache`] the
-//! sequences. [`calibration`] holds what the calibrated methods learn from a model.
+//! sequences. [`calibration`] holds what the calibrated methods learn from a model, and
+//! [`module`] what fits models that exist.
 //!
 //! # Feature flags
 //!
@@ -43,6 +44,7 @@ mod error;
 #[cfg(feature = "cube")]
 mod kernel;
 pub mod method;
+pub mod module;
 pub mod quantizer;
 pub mod rotation;
 

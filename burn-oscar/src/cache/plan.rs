@@ -52,6 +52,7 @@ impl KvCache {
         {
             let mut plan = held.clone();
             plan.scale = scale;
+            plan.window = self.config.sliding_window(layer);
             return plan;
         }
         let words = plan_words(&rows, &self.limits());
@@ -65,8 +66,9 @@ impl KvCache {
             Some(held) if held.rows.len() == rows.len() => held.counters,
             _ => self.counters(rows.len()).into_dispatch(),
         };
-        let plan = self.plan_of(words, rows, scale, table, counters);
+        let mut plan = self.plan_of(words, rows, scale, table, counters);
         self.step_plan = Some(plan.clone());
+        plan.window = self.config.sliding_window(layer);
         plan
     }
 
@@ -97,6 +99,7 @@ impl KvCache {
             counters,
             rows: Arc::new(rows),
             scale,
+            window: None,
         }
     }
 

@@ -172,6 +172,8 @@ pub fn attend(
     let page_tokens = layer.key.page_tokens();
     let reason = if tokens != 1 {
         Some(format!("{tokens} query tokens per sequence"))
+    } else if plan.window.is_some() {
+        Some("a sliding window".into())
     } else if client.properties().hardware.max_bindings < BINDINGS {
         Some(format!(
             "devices that bind {} arrays at most",
