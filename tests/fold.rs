@@ -109,7 +109,10 @@ fn the_same_bits_are_stored() {
         let differ = folded.iter().zip(&plain).map(|(a, b)| (a ^ b).count_ones());
         let (differ, all) = (differ.sum::<u32>(), 32 * plain.len() as u32);
         println!("{what}: {differ} of {all} bits differ");
-        assert!(f64::from(differ) <= 1e-3 * f64::from(all), "{what}: {differ}");
+        assert!(
+            f64::from(differ) <= 1e-3 * f64::from(all),
+            "{what}: {differ}"
+        );
         if differ == 0 {
             assert_equal(&what, &found, &expected);
         }
@@ -163,7 +166,9 @@ fn matrices_of_every_head_biases_and_half_precision() {
                 Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype)
             };
             let linear = |input, output| {
-                let linear = LinearConfig::new(input, output).with_bias(bias).init(&device);
+                let linear = LinearConfig::new(input, output)
+                    .with_bias(bias)
+                    .init(&device);
                 Linear {
                     weight: linear.weight.map(|weight| weight.cast(dtype)),
                     bias: linear.bias.map(|bias| bias.map(|bias| bias.cast(dtype))),
@@ -191,7 +196,10 @@ fn matrices_of_every_head_biases_and_half_precision() {
             let expected = of(&caches, &value, &output);
             let found = of(&folded, &value2, &output2);
             let relative = distance(found, expected.clone());
-            assert!(relative < tolerance, "{kv_heads}x{group} {bias} {dtype:?}: {relative:e}");
+            assert!(
+                relative < tolerance,
+                "{kv_heads}x{group} {bias} {dtype:?}: {relative:e}"
+            );
             // A model that is folded and a cache that does not know: the test can fail.
             assert!(distance(of(&caches, &value2, &output2), expected) > 0.1);
         }
@@ -225,7 +233,11 @@ fn stretched(kv_heads: usize) -> Method {
         value: SideCalibration {
             transform: scaled(false),
             inverse: scaled(true),
-            mean: Some((0..kv_heads * HEAD_DIM).map(|i| (i % 7) as f32 - 3.0).collect()),
+            mean: Some(
+                (0..kv_heads * HEAD_DIM)
+                    .map(|i| (i % 7) as f32 - 3.0)
+                    .collect(),
+            ),
             ..golden.layer(0).value.clone()
         },
     };
@@ -292,7 +304,10 @@ fn what_cannot_be_folded_is_refused_by_name() {
         ),
     ] {
         let error = refused(&folded, 0, value, output).to_string();
-        assert!(error.starts_with(tensor) && error.contains("expected"), "{error}");
+        assert!(
+            error.starts_with(tensor) && error.contains("expected"),
+            "{error}"
+        );
     }
 }
 
@@ -307,9 +322,9 @@ fn quantised_weights_are_refused() {
     let value: Linear = LinearConfig::new(HEAD_DIM, HEAD_DIM).init(&device);
     let output: Linear = LinearConfig::new(HEAD_DIM, HEAD_DIM).init(&device);
     let quantised = |linear: Linear| Linear {
-        weight: linear.weight.map(|weight| {
-            weight.quantize_dynamic(&QuantScheme::default())
-        }),
+        weight: linear
+            .weight
+            .map(|weight| weight.quantize_dynamic(&QuantScheme::default())),
         ..linear
     };
     for (value, output, tensor) in [

@@ -67,7 +67,10 @@ fn a_model_s_own_attention_sees_what_attend_sees() {
         for tokens in [300, 1, 70, 1, 1] {
             for (layer, held) in layers.iter_mut().enumerate() {
                 let query = random(HEADS, tokens, &device);
-                let (key, value) = (random(KV_HEADS, tokens, &device), random(KV_HEADS, tokens, &device));
+                let (key, value) = (
+                    random(KV_HEADS, tokens, &device),
+                    random(KV_HEADS, tokens, &device),
+                );
                 assert_eq!(held.len(), len);
                 let (keys, values) = held.forward(key.clone(), value.clone()).unwrap();
                 assert_eq!(keys.dims(), [BATCH, KV_HEADS, len + tokens, HEAD_DIM]);
@@ -97,7 +100,9 @@ fn exact_gives_back_everything_that_came_in() {
         let config = KvCacheConfig::new(1, KV_HEADS, HEAD_DIM)
             .with_method(method)
             .with_dtype(dtype);
-        let mut cache = KeyValueCache::for_layers(&config, BATCH, &device).unwrap().remove(0);
+        let mut cache = KeyValueCache::for_layers(&config, BATCH, &device)
+            .unwrap()
+            .remove(0);
         let all = [0, 1].map(|_| random(KV_HEADS, 200, &device).cast(dtype));
         let part = |side: usize, start, count| all[side].clone().narrow(2, start, count);
         for (start, count) in [(0, 90), (90, 109), (199, 1)] {
@@ -106,7 +111,10 @@ fn exact_gives_back_everything_that_came_in() {
             assert_eq!(keys.dtype(), dtype);
             for (side, found) in [keys, values].into_iter().enumerate() {
                 let expected = part(side, 0, start + count);
-                assert_eq!(largest(found.cast(DType::F32), expected.cast(DType::F32)), 0.0);
+                assert_eq!(
+                    largest(found.cast(DType::F32), expected.cast(DType::F32)),
+                    0.0
+                );
             }
         }
         cache.truncate(150).unwrap();
@@ -125,7 +133,9 @@ fn exact_gives_back_everything_that_came_in() {
 fn a_call_that_fails_stores_nothing() {
     let device = Device::flex();
     let config = KvCacheConfig::new(1, KV_HEADS, HEAD_DIM).with_method(Method::kivi());
-    let mut cache = KeyValueCache::for_layers(&config, BATCH, &device).unwrap().remove(0);
+    let mut cache = KeyValueCache::for_layers(&config, BATCH, &device)
+        .unwrap()
+        .remove(0);
     let side = |tokens| random(KV_HEADS, tokens, &device);
     cache.forward(side(7), side(7)).unwrap();
     let error = cache.forward(side(2), side(1)).unwrap_err();

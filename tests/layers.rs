@@ -100,7 +100,8 @@ fn windowed(dense: &DenseSequence, queries: &[Vec<f32>], window: usize) -> Vec<V
             keys: dense.keys[seen.clone()].to_vec(),
             values: dense.values[seen].to_vec(),
         };
-        near.attend(std::slice::from_ref(query), KV_HEADS, HEAD_DIM).remove(0)
+        near.attend(std::slice::from_ref(query), KV_HEADS, HEAD_DIM)
+            .remove(0)
     });
     outputs.collect()
 }
@@ -158,7 +159,9 @@ fn a_window_over_packed_pages_sees_the_stored_tokens() {
     let [key, value] = [0, 1].map(|_| random(KV_HEADS, 210, &device));
     for layer in 0..2 {
         let (key, value) = (key.clone(), value.clone());
-        cache.extend(layer, key, value, AttentionOptions::causal()).unwrap();
+        cache
+            .extend(layer, key, value, AttentionOptions::causal())
+            .unwrap();
     }
     let [keys, values] = cache.dequantize(cache.sequences()[0], 1).unwrap();
     let mut stored = DenseSequence {
@@ -189,21 +192,40 @@ fn layers_that_do_not_exist_and_windows_of_nothing_are_refused() {
         config.clone().with_sliding_window(2, 8),
     ] {
         let error = config.init(&device).unwrap_err();
-        assert!(matches!(error, Error::Layer { layer: 2, layers: 2 }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Layer {
+                    layer: 2,
+                    layers: 2
+                }
+            ),
+            "{error}"
+        );
     }
-    let error = config.clone().with_sliding_window(0, 0).init(&device).unwrap_err();
+    let error = config
+        .clone()
+        .with_sliding_window(0, 0)
+        .init(&device)
+        .unwrap_err();
     assert_eq!(error.to_string(), "sliding window is 0: give at least 1");
 
     let mut cache = windowed_cache(Method::kivi(), 8);
     let error = cache.plan_decode(&AttentionOptions::causal()).unwrap_err();
-    assert!(error.to_string().contains("sliding window in layer 1"), "{error}");
+    assert!(
+        error.to_string().contains("sliding window in layer 1"),
+        "{error}"
+    );
     #[cfg(feature = "calibrate")]
     {
         let observing = config
             .with_sliding_window(0, 8)
             .observing(burn_oscar::ObserveOptions::default());
         let error = observing.init(&device).unwrap_err();
-        assert!(error.to_string().contains("sliding window in layer 0"), "{error}");
+        assert!(
+            error.to_string().contains("sliding window in layer 0"),
+            "{error}"
+        );
     }
 }
 
@@ -250,7 +272,10 @@ fn partial_rotary_embeddings_need_nothing() {
         let rotated = rope.apply(x.clone().narrow(3, 0, half), start);
         Tensor::cat(vec![rotated, x.narrow(3, half, half)], 3)
     };
-    let limits = [(Method::exact(), 1e-5), (Method::hadamard().with_bits(8).unwrap(), 0.03)];
+    let limits = [
+        (Method::exact(), 1e-5),
+        (Method::hadamard().with_bits(8).unwrap(), 0.03),
+    ];
     for (method, limit) in limits {
         let mut cache = KvCacheConfig::new(1, KV_HEADS, HEAD_DIM)
             .with_method(method.with_sink(3).with_recent(5))

@@ -20,9 +20,8 @@ fn decoded(config: &KvCacheConfig, device: &Device) -> (Vec<Vec<f64>>, u64) {
     let mut launches = 0;
     let outputs = (0..cache.n_layers())
         .map(|layer| {
-            let mut side = |tokens| {
-                noise.tensor([1, KV_HEADS, tokens, HEAD_DIM], DType::F32, device)
-            };
+            let mut side =
+                |tokens| noise.tensor([1, KV_HEADS, tokens, HEAD_DIM], DType::F32, device);
             let options = AttentionOptions::causal();
             cache.extend(layer, side(300), side(300), options).unwrap();
             let (key, value) = (side(1), side(1));

@@ -132,8 +132,17 @@ impl KvCacheConfig {
         config.n_layers = 1;
         let here = &self.layer_options;
         config.layer_options = LayerOptions {
-            exact: here.exact.contains(&layer).then_some(0).into_iter().collect(),
-            windows: self.sliding_window(layer).map(|w| (0, w)).into_iter().collect(),
+            exact: here
+                .exact
+                .contains(&layer)
+                .then_some(0)
+                .into_iter()
+                .collect(),
+            windows: self
+                .sliding_window(layer)
+                .map(|w| (0, w))
+                .into_iter()
+                .collect(),
             folded_values: here.folded_values,
         };
         if let Some(all) = self.method.calibration() {

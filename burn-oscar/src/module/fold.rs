@@ -119,7 +119,11 @@ fn check_shapes(config: &KvCacheConfig, value: &Linear, output: &Linear) -> Resu
         if let Some(bias) = &linear.bias
             && bias.val().dims() != [width]
         {
-            return refuse(tensor, &bias.val().dims(), format!("[{width}], as the weight"));
+            return refuse(
+                tensor,
+                &bias.val().dims(),
+                format!("[{width}], as the weight"),
+            );
         }
     }
     Ok(output_weight[0] / head_dim)

@@ -51,11 +51,7 @@ impl KeyValueCache {
     ///
     /// # Errors
     /// Those of [`KvCache::extend`]; nothing is stored then.
-    pub fn forward(
-        &mut self,
-        key: Tensor<4>,
-        value: Tensor<4>,
-    ) -> Result<(Tensor<4>, Tensor<4>)> {
+    pub fn forward(&mut self, key: Tensor<4>, value: Tensor<4>) -> Result<(Tensor<4>, Tensor<4>)> {
         let held = self.held()?;
         let (own_key, own_value) = (key.clone(), value.clone());
         self.cache

@@ -62,7 +62,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let config = ModelConfig::default();
     let logs = tempfile::tempdir()?;
     let start = Instant::now();
-    let model = train(&config, text.as_bytes(), arguments.steps, logs.path(), &device)?;
+    let model = train(
+        &config,
+        text.as_bytes(),
+        arguments.steps,
+        logs.path(),
+        &device,
+    )?;
     println!("{} steps in {:.0?}", arguments.steps, start.elapsed());
 
     let prompt: Vec<u8> = match &arguments.prompt {

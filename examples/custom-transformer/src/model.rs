@@ -118,7 +118,9 @@ impl Decoder {
     ) -> std::result::Result<Tensor<3>, Error> {
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = layer.attention_norm.forward(hidden.clone());
-            let attended = layer.attention.forward_cached(normed, start, index, cache)?;
+            let attended = layer
+                .attention
+                .forward_cached(normed, start, index, cache)?;
             hidden = layer.feed_forward(hidden + attended);
         }
         Ok(hidden)
@@ -152,10 +154,7 @@ mod tests {
         let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 150]), &device);
         let expected = model.forward(tokens.clone());
         let largest: f32 = expected.clone().abs().max().into_scalar();
-        for (method, same) in [
-            (Method::exact(), true),
-            (Method::oscar_scaled(), false),
-        ] {
+        for (method, same) in [(Method::exact(), true), (Method::oscar_scaled(), false)] {
             let method = method.with_sink(3).with_recent(5);
             let mut cache = config.cache(method).init(&device).unwrap();
             let mut scores = Vec::new();

@@ -78,13 +78,12 @@ pub fn train(
             .set_device(device.clone())
             .build(InMemDataset::new(windows(text, count)))
     };
-    let training =
-        SupervisedTraining::<Decoder>::new(folder, loader(steps * BATCH), loader(VALID))
-            .metric_train_numeric(LossMetric::new())
-            .metric_valid_numeric(LossMetric::new())
-            .num_epochs(1)
-            // Burn's logger would take over the process's.
-            .with_application_logger(None);
+    let training = SupervisedTraining::<Decoder>::new(folder, loader(steps * BATCH), loader(VALID))
+        .metric_train_numeric(LossMetric::new())
+        .metric_valid_numeric(LossMetric::new())
+        .num_epochs(1)
+        // Burn's logger would take over the process's.
+        .with_application_logger(None);
     let learner = Learner::new(
         Decoder::new(config, device),
         AdamWConfig::new().init(),

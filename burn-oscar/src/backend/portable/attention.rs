@@ -164,7 +164,9 @@ fn attend_row<B: Backend>(
                 .add(mask)
                 .reshape(&[kv_heads, group * count, seen]);
         }
-        let context = scores.softmax(2).matmul(value.clone().narrow(1, first, seen));
+        let context = scores
+            .softmax(2)
+            .matmul(value.clone().narrow(1, first, seen));
         outputs.push(context.reshape(&[kv_heads, group, count, head_dim]));
     }
     Real::cat(outputs, 2).reshape(&[1, heads, tokens, head_dim])
