@@ -200,8 +200,8 @@ fn matrices_of_every_head_biases_and_half_precision() {
                 relative < tolerance,
                 "{kv_heads}x{group} {bias} {dtype:?}: {relative:e}"
             );
-            // A model that is folded and a cache that does not know: the test can fail.
-            assert!(distance(of(&caches, &value2, &output2), expected) > 0.1);
+            // One projection without the other: the test can fail.
+            assert!(distance(of(&folded, &value2, &output), expected) > 0.1);
         }
     }
 }

@@ -51,6 +51,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     norm: LayerNorm,
     head: Linear,
+    max_tokens: usize,
 }
 
 #[derive(Module, Debug)]
@@ -80,6 +81,7 @@ impl Decoder {
                 .collect(),
             norm: norm(),
             head: LinearConfig::new(d_model, VOCABULARY).init(device),
+            max_tokens: config.max_tokens,
         }
     }
 
@@ -96,9 +98,19 @@ impl Decoder {
     /// The same for tokens that follow those in the cache.
     ///
     /// # Errors
-    /// Those of [`KvCache::attend`]; the cache is then as it was.
+    /// [`Error::Option`] past the longest text, and those of [`KvCache::attend`]; the cache is then
+    /// as it was.
     pub fn forward_cached(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Result<Tensor<3>> {
         let start = cache.lens().into_iter().max().unwrap_or(0);
+        let end = start + tokens.dims()[1];
+        if end > self.max_tokens {
+            return Err(Error::Option {
+                option: "tokens",
+                value: end.to_string(),
+                reason: "the rotary embedding ends before: shorten the text, or raise \
+                         ModelConfig::max_tokens",
+            });
+        }
         let result = self.layers_cached(self.embedding.forward(tokens), start, cache);
         if result.is_err() {
             // Lower layers hold the new tokens already.
@@ -174,16 +186,19 @@ mod tests {
     fn a_step_that_fails_leaves_the_cache_as_it_was() {
         let device = Device::flex();
         let config = ModelConfig {
-            max_tokens: 64,
+            max_tokens: 256,
             ..ModelConfig::default()
         };
         let model = Decoder::new(&config, &device);
         let method = Method::exact().with_sink(0).with_recent(0);
-        let mut cache = config.cache(method).init(&device).unwrap();
+        let caches = config.cache(method).with_max_tokens(64);
+        let mut cache = caches.init(&device).unwrap();
         let tokens = |count| Tensor::<2, Int>::zeros([1, count], &device);
         model.forward_cached(tokens(60), &mut cache).unwrap();
         let error = model.forward_cached(tokens(80), &mut cache).unwrap_err();
         assert!(matches!(error, Error::PoolExhausted { .. }), "{error}");
+        let error = model.forward_cached(tokens(200), &mut cache).unwrap_err();
+        assert!(matches!(error, Error::Option { .. }), "{error}");
         assert_eq!(cache.lens(), [60]);
         model.forward_cached(tokens(1), &mut cache).unwrap();
         assert_eq!(cache.lens(), [61]);
