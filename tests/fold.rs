@@ -92,7 +92,7 @@ fn words(cache: &KvCache) -> Vec<[Vec<u32>; 2]> {
 }
 
 /// The numbers that are packed differ in the last place, since `x (V A)` is summed in another order
-/// than `(x V) A`: a code on the edge may fall to the other side, and no more than that.
+/// than `(x V) A`: a code or a scale on the edge may fall to the other side, and no more than that.
 #[test]
 fn the_same_bits_are_stored() {
     let mut checkpoint = Checkpoint::open("qwen3-tiny");
@@ -113,10 +113,21 @@ fn the_same_bits_are_stored() {
             f64::from(differ) <= 1e-3 * f64::from(all),
             "{what}: {differ}"
         );
-        if differ == 0 {
-            assert_equal(&what, &found, &expected);
-        }
+        // Scales are f16, and one that lies between two of them may fall to either side.
+        let relative = largest_difference(&found, &expected);
+        println!("{what}: logits differ by {relative:.1e}");
+        assert!(relative < 1e-3, "{what}: {relative:e}");
     }
+}
+
+/// Of any position, over its largest logit.
+fn largest_difference(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let positions = found.iter().zip(expected).map(|(found, expected)| {
+        let pairs = found.iter().zip(expected);
+        let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        difference / expected.iter().map(|b| b.abs()).fold(0f32, f32::max)
+    });
+    positions.fold(0.0, f32::max)
 }
 
 /// Attention written out, from hidden states to hidden states.

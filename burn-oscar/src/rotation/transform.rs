@@ -109,11 +109,11 @@ impl LayerTransform {
         let Some(mean) = &self.value_mean else {
             return output;
         };
-        let [batch, heads, tokens, head_dim] = output.dims();
+        let ([batch, heads, tokens, head_dim], dtype) = (output.dims(), output.dtype());
         let group = heads / kv_heads;
         output
             .reshape([batch, kv_heads, group * tokens, head_dim])
-            .add(mean.clone())
+            .add(mean.clone().cast(dtype))
             .reshape([batch, heads, tokens, head_dim])
     }
 
