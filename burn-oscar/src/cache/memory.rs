@@ -38,9 +38,9 @@ pub struct MemoryReport {
     pub exact_bytes: usize,
     /// Bits for each stored number.
     pub bits_per_value: f64,
-    /// Bits for each number of a full page of keys, where the layer is not kept exact.
+    /// Bits for each number of a full page of keys.
     pub key_page_bits: f64,
-    /// Bits for each number of a full page of values, where the layer is not kept exact.
+    /// Bits for each number of a full page of values.
     pub value_page_bits: f64,
 }
 
@@ -51,9 +51,6 @@ impl KvCache {
         let vector = 2 * heads * head_dim * self.config.dtype.size();
         let mut report = MemoryReport::default();
         let mut numbers = 0;
-        // Layers that are kept exact say nothing of the method.
-        let packed = |layer: &usize| !self.config.is_exact_layer(*layer);
-        let shown = (0..self.layers.len()).find(packed).unwrap_or(0);
         for (index, layer) in self.layers.iter().enumerate() {
             let Some(layer) = layer else { continue };
             let key_pool = pages_bytes(&layer.key);
@@ -72,7 +69,7 @@ impl KvCache {
                 report.table_bytes += std::mem::size_of_val(table.pages.as_slice());
             }
             report.page_bytes += used.len() * pools / self.pool.pages();
-            if index == shown {
+            if index == 0 {
                 let values = self.pool.pages() * self.page_tokens * heads * head_dim;
                 report.key_page_bits = key_pool as f64 * 8.0 / values as f64;
                 report.value_page_bits = value_pool as f64 * 8.0 / values as f64;
