@@ -212,6 +212,9 @@ fn layers_that_do_not_exist_and_windows_of_nothing_are_refused() {
         error.to_string().contains("sliding window in layer 1"),
         "{error}"
     );
+    let error = cache.attend_only(1, random(HEADS, 1, &device), AttentionOptions::causal());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("sliding window of 8"), "{error}");
     #[cfg(feature = "calibrate")]
     {
         let observing = config

@@ -15,6 +15,7 @@ mod key_value;
 mod layers;
 mod logits;
 mod memory;
+mod module;
 mod quantizers;
 mod real_model;
 mod shapes;

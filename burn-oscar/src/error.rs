@@ -236,6 +236,38 @@ pub enum Error {
         /// The limit and the remedy.
         reason: &'static str,
     },
+    /// A sequence that has nothing to attend to.
+    #[error(
+        "layer {layer} of sequence {id} holds no tokens to attend to: encode or append some first"
+    )]
+    NoTokens {
+        /// The layer of the call.
+        layer: usize,
+        /// The sequence's number.
+        id: u64,
+    },
+    /// A mask that asks for more than leaving out padding and later tokens.
+    #[error("{mask} of row {row}: {reason}")]
+    Mask {
+        /// Which mask.
+        mask: &'static str,
+        /// The batch row.
+        row: usize,
+        /// What it asks for, and the remedy.
+        reason: String,
+    },
+    /// A trained module that no adapter can stand in for.
+    #[error("{module}: {setting} is {value}; {remedy}")]
+    Module {
+        /// The module's type.
+        module: &'static str,
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it is not served, and the remedy.
+        remedy: &'static str,
+    },
     /// The device failed.
     #[error("the device failed: {0}")]
     Execution(String),

@@ -27,8 +27,8 @@
 //! The parts, in the order in which data flows: [`method`] says what to do, as data;
 //! [`quantizer`] how numbers become bits and where the bits lie; [`rotation`] how vectors are
 //! turned first; [`backend`] holds the operations, as a Burn backend extension; [`cache`] the
-//! sequences. [`calibration`] holds what the calibrated methods learn from a model, and
-//! [`module`] what fits models that exist.
+//! sequences; [`module`] what fits models that exist: adapters for trained modules of burn-nn, a
+//! drop-in, folding. [`calibration`] holds what the calibrated methods learn from a model.
 //!
 //! # Feature flags
 //!
@@ -50,7 +50,7 @@ pub mod rotation;
 
 #[cfg(feature = "calibrate")]
 pub use cache::ObserveOptions;
-pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, SequenceId};
+pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, Padding, SequenceId};
 pub use calibration::Calibration;
 pub use error::{Error, Result};
 pub use method::Method;

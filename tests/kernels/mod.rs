@@ -5,6 +5,7 @@ mod decode;
 mod layers;
 mod memory;
 mod model;
+mod module;
 mod pack;
 mod real;
 

@@ -13,6 +13,8 @@ pub const ITEM_WORDS: usize = 12;
 pub const ROW_WORDS: usize = 8;
 /// Bits of a page number in an entry of the page table; its valid tokens take the rest.
 pub const PAGE_BITS: u32 = 22;
+/// The most query heads that share a KV head in a kernel: a plan counts for so many.
+pub const MAX_HEAD_RATIO: usize = 16;
 /// The most partial results of a row.
 pub const MAX_PARTS: usize = 128;
 /// Exact tokens that one plane takes.

@@ -18,8 +18,6 @@ use crate::quantizer::{PageSpec, Role};
 pub(super) const HEAD_DIM_STEP: usize = 16;
 /// The largest head dimension.
 pub(super) const MAX_HEAD_DIM: usize = 256;
-/// The most query heads that share a KV head.
-pub(super) const MAX_HEAD_RATIO: usize = 16;
 
 /// Describes a cache; [`init`](Self::init) makes it.
 ///

@@ -31,8 +31,11 @@ impl KvCache {
         layer: usize,
         key: Tensor<4>,
         value: Tensor<4>,
-        options: AttentionOptions,
+        mut options: AttentionOptions,
     ) -> Result<()> {
+        if let Some(padding) = options.padding.take() {
+            return self.extend_padded(layer, [key, value], &padding, options);
+        }
         self.layer(layer)?;
         #[cfg(feature = "calibrate")]
         self.check_not_observing("extend")?;
@@ -80,6 +83,7 @@ impl KvCache {
                          portable body: call `attend` for each token",
             });
         }
+        options.check_no_padding("plan_decode")?;
         let rows = self.rows(options)?;
         for &row in &rows {
             super::manage::check_even(&self.sequences[row])?;

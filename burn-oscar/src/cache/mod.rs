@@ -11,6 +11,7 @@
 
 mod append;
 mod attend;
+mod attend_only;
 #[cfg(feature = "calibrate")]
 mod compare;
 mod config;
@@ -20,6 +21,7 @@ mod manage;
 mod memory;
 #[cfg(feature = "calibrate")]
 mod observe;
+mod padding;
 mod plan;
 mod pool;
 mod read;
@@ -33,6 +35,7 @@ pub(crate) use layers::check_foldable;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]
 pub use observe::ObserveOptions;
+pub use padding::Padding;
 pub use sequence::SequenceId;
 
 use std::sync::atomic::AtomicBool;

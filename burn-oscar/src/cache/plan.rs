@@ -6,6 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::KvCache;
+use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{AttentionPlan, Limits, PlanRow, PlanWords, plan_words};
 
 impl KvCache {
@@ -47,12 +48,22 @@ impl KvCache {
         scale: f64,
     ) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(layer, rows);
+        let mut plan = self.plan_of_rows(rows, scale);
+        plan.window = self.config.sliding_window(layer);
+        plan
+    }
+
+    /// The plan for rows as given, which need not be all that the sequences hold, without a window.
+    pub(super) fn plan_of_rows(
+        &mut self,
+        rows: Vec<PlanRow>,
+        scale: f64,
+    ) -> AttentionPlan<Dispatch> {
         if let Some(held) = &self.step_plan
             && *held.rows == rows
         {
             let mut plan = held.clone();
             plan.scale = scale;
-            plan.window = self.config.sliding_window(layer);
             return plan;
         }
         let words = plan_words(&rows, &self.limits());
@@ -66,9 +77,8 @@ impl KvCache {
             Some(held) if held.rows.len() == rows.len() => held.counters,
             _ => self.counters(rows.len()).into_dispatch(),
         };
-        let mut plan = self.plan_of(words, rows, scale, table, counters);
+        let plan = self.plan_of(words, rows, scale, table, counters);
         self.step_plan = Some(plan.clone());
-        plan.window = self.config.sliding_window(layer);
         plan
     }
 
@@ -128,8 +138,7 @@ impl KvCache {
 
     fn counters(&self, rows: usize) -> Tensor<1, Int> {
         // As many groups of query heads as there may be for each KV head.
-        let groups = super::config::MAX_HEAD_RATIO;
-        self.words(vec![0; rows * self.config.n_kv_heads * groups])
+        self.words(vec![0; rows * self.config.n_kv_heads * MAX_HEAD_RATIO])
     }
 }
 
