@@ -8,8 +8,11 @@ mod calibration;
 mod decode;
 mod degenerate;
 mod errors;
+mod fold;
 #[cfg(feature = "cube")]
 mod kernels;
+mod key_value;
+mod layers;
 mod logits;
 mod memory;
 mod module;

@@ -194,6 +194,16 @@ pub enum Error {
         /// What does not fit, and the remedy.
         reason: String,
     },
+    /// A projection that cannot carry the method's value transform.
+    #[error("layer {layer}: the value transform cannot be folded into the {tensor}: {reason}")]
+    Fold {
+        /// The layer of the projection.
+        layer: usize,
+        /// Which tensor of it.
+        tensor: &'static str,
+        /// What does not fit, and the remedy.
+        reason: String,
+    },
     /// A calibration artifact that cannot be used.
     #[error("calibration artifact {}: {reason}", path.display())]
     Artifact {

@@ -27,8 +27,8 @@
 //! The parts, in the order in which data flows: [`method`] says what to do, as data;
 //! [`quantizer`] how numbers become bits and where the bits lie; [`rotation`] how vectors are
 //! turned first; [`backend`] holds the operations, as a Burn backend extension; [`cache`] the
-//! sequences; [`module`] adapters for trained modules of burn-nn. [`calibration`] holds what the
-//! calibrated methods learn from a model.
+//! sequences; [`module`] what fits models that exist: adapters for trained modules of burn-nn, a
+//! drop-in, folding. [`calibration`] holds what the calibrated methods learn from a model.
 //!
 //! # Feature flags
 //!

@@ -2,6 +2,7 @@
 
 mod attend;
 mod decode;
+mod layers;
 mod memory;
 mod model;
 mod module;

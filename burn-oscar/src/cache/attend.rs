@@ -8,6 +8,12 @@ use crate::backend::{self, Pages};
 use crate::error::{Error, Result};
 
 /// How a call attends.
+///
+/// Scores are `scale * q · k` and nothing else. Rotary embeddings, whole or partial, are in the
+/// queries and keys when they arrive. Biases on scores are not supported: ALiBi, T5's relative
+/// positions, learnt sinks, soft caps; a model that needs them keeps its own attention and reads
+/// the cache through [`KeyValueCache`](crate::module::KeyValueCache). Sliding windows belong to
+/// layers: [`KvCacheConfig::with_sliding_window`](crate::KvCacheConfig::with_sliding_window).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
     pub(super) scale: Option<f64>,

@@ -39,7 +39,7 @@ impl KvCache {
     /// [`Error::Layer`], [`Error::Shape`], [`Error::Dtype`], [`Error::Device`],
     /// [`Error::HeadRatio`], [`Error::UnknownSequence`], [`Error::RepeatedSequence`];
     /// [`Error::NoTokens`] for a sequence that is empty in this layer; [`Error::Option`] for
-    /// padding, and on an observing cache.
+    /// padding, on an observing cache, and in a layer with a sliding window.
     pub fn attend_only(
         &mut self,
         layer: usize,
@@ -50,6 +50,14 @@ impl KvCache {
         #[cfg(feature = "calibrate")]
         self.check_not_observing("attend_only")?;
         options.check_no_padding("attend_only")?;
+        if let Some(window) = self.config.sliding_window(layer) {
+            return Err(Error::Option {
+                option: "attend_only with a sliding window of",
+                value: window.to_string(),
+                reason: "every query sees every token here: leave the layer out of \
+                         with_sliding_window",
+            });
+        }
         let rows = self.rows(&options)?;
         self.check_query_shape(&rows, &query)?;
         self.check_query_kind(&query)?;

@@ -16,6 +16,7 @@ mod attend_only;
 mod compare;
 mod config;
 mod decode;
+mod layers;
 mod manage;
 mod memory;
 #[cfg(feature = "calibrate")]
@@ -30,6 +31,7 @@ pub use attend::AttentionOptions;
 #[cfg(feature = "calibrate")]
 pub use compare::LayerComparison;
 pub use config::KvCacheConfig;
+pub(crate) use layers::check_foldable;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]
 pub use observe::ObserveOptions;

@@ -49,13 +49,21 @@ pub(super) struct Observer {
 impl Observer {
     /// # Errors
     /// [`Error::Option`] unless the method is `exact`: calibration wants what the model computes,
-    /// not what another calibration made of it.
+    /// not what another calibration made of it. The same where a layer has a sliding window.
     pub fn new(config: &KvCacheConfig, options: &ObserveOptions) -> Result<Self> {
         if config.method.name() != "exact" {
             return Err(Error::Option {
                 option: "observing with method",
                 value: config.method.name().to_string(),
                 reason: "statistics are of exact attention: use Method::exact",
+            });
+        }
+        if let Some(layer) = config.windowed_layers().next() {
+            return Err(Error::Option {
+                option: "observing with a sliding window in layer",
+                value: layer.to_string(),
+                reason: "statistics are of attention to all tokens: calibrate without \
+                         with_sliding_window",
             });
         }
         let statistics = Statistics::new(StatisticsConfig {

@@ -48,10 +48,12 @@ impl KvCache {
         scale: f64,
     ) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(layer, rows);
-        self.plan_of_rows(rows, scale)
+        let mut plan = self.plan_of_rows(rows, scale);
+        plan.window = self.config.sliding_window(layer);
+        plan
     }
 
-    /// The plan for rows as given, which need not be all that the sequences hold.
+    /// The plan for rows as given, which need not be all that the sequences hold, without a window.
     pub(super) fn plan_of_rows(
         &mut self,
         rows: Vec<PlanRow>,
@@ -107,6 +109,7 @@ impl KvCache {
             counters,
             rows: Arc::new(rows),
             scale,
+            window: None,
         }
     }
 

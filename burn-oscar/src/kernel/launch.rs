@@ -173,6 +173,8 @@ pub fn attend(
     let page_tokens = layer.key.page_tokens();
     let reason = if tokens != 1 {
         Some(format!("{tokens} query tokens per sequence"))
+    } else if plan.window.is_some() {
+        Some("a sliding window".into())
     } else if group > MAX_HEAD_RATIO {
         Some(format!("more than {MAX_HEAD_RATIO} queries per KV head"))
     } else if client.properties().hardware.max_bindings < BINDINGS {

@@ -1,4 +1,7 @@
-//! Adapters: trained modules of burn-nn on a [`KvCache`](crate::KvCache).
+//! What fits the cache to models that exist: adapters for trained modules of burn-nn, a drop-in for
+//! models that keep their own attention ([`KeyValueCache`]), and the rotation of the values folded
+//! into the weights ([`fold_values`]). For attention written by hand
+//! [`KvCache::attend`](crate::KvCache::attend) is the one call.
 //!
 //! | trained module | adapter | what it does |
 //! |---|---|---|
@@ -57,8 +60,12 @@ mod attention;
 mod check;
 mod cross;
 mod decoder;
+mod fold;
+mod key_value;
 
 pub use attention::CachedAttention;
 pub use check::check_causal_mask;
 pub use cross::CachedCrossAttention;
 pub use decoder::{CachedTransformerDecoder, DecoderCache};
+pub use fold::fold_values;
+pub use key_value::KeyValueCache;

@@ -137,7 +137,11 @@ fn as_published_is_one_basis_without_means() {
 #[test]
 fn queries_count_by_what_an_error_changes() {
     let (tokens, config) = (64, config());
-    let mut statistics = Statistics::new(StatisticsConfig { n_layers: 1, ..config }).unwrap();
+    let mut statistics = Statistics::new(StatisticsConfig {
+        n_layers: 1,
+        ..config
+    })
+    .unwrap();
     let mut queries = vec![0.0; 4 * tokens * D];
     for (t, query) in queries.chunks_exact_mut(D).enumerate() {
         let channel = if t % 2 == 0 { 3 } else { 12 };

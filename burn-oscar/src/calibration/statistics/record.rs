@@ -73,7 +73,12 @@ impl Observation<'_> {
         for (name, numbers, heads, tokens) in [
             ("weights", self.weights, heads, held),
             ("key_sensitivity", self.key_sensitivity, heads, held),
-            ("query_sensitivity", self.query_sensitivity, query_heads, self.tokens),
+            (
+                "query_sensitivity",
+                self.query_sensitivity,
+                query_heads,
+                self.tokens,
+            ),
         ] {
             if numbers.len() != heads * tokens {
                 let expected = format!("{heads} heads x {tokens} tokens");
