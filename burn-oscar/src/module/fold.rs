@@ -106,7 +106,7 @@ fn check_shapes(config: &KvCacheConfig, value: &Linear, output: &Linear) -> Resu
         return refuse("value weight", &value_weight, expected);
     }
     let output_weight = output.weight.val().dims();
-    if output_weight[0] == 0 || output_weight[0] % width != 0 {
+    if output_weight[0] == 0 || !output_weight[0].is_multiple_of(width) {
         let expected = format!(
             "[heads * {head_dim} channels, d_out], heads a multiple of {kv_heads} KV heads"
         );
