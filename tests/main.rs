@@ -1,6 +1,7 @@
 //! Tests by capability, in one binary.
 
 mod autodiff;
+mod book;
 mod cache_properties;
 mod calibrated;
 #[cfg(feature = "calibrate")]
@@ -12,6 +13,7 @@ mod errors;
 mod kernels;
 mod logits;
 mod memory;
+mod migration;
 mod quantizers;
 mod real_model;
 mod shapes;
