@@ -35,15 +35,18 @@ fn every_error_has_its_row() {
 fn every_public_name_has_its_reason() {
     let source = read("../burn-oscar/src/lib.rs");
     let mut names = Vec::new();
-    for line in source.lines() {
-        if let Some(module) = line.strip_prefix("pub mod ") {
-            names.push(module.trim_end_matches(';').to_owned());
-        } else if let Some(path) = line.strip_prefix("pub use ") {
+    for item in source.split(';') {
+        let item = item.rsplit("\npub ").next().expect("an item");
+        if let Some(module) = item.strip_prefix("mod ") {
+            names.push(module.to_owned());
+        } else if let Some(path) = item.strip_prefix("use ") {
             let list = path.rsplit("::").next().expect("a name");
-            let list = list.trim_matches(|c| "{};".contains(c));
-            names.extend(list.split(',').map(|name| name.trim().to_owned()));
+            let list = list.trim_matches(|c| "{}".contains(c)).split(',');
+            let list = list.map(str::trim).filter(|name| !name.is_empty());
+            names.extend(list.map(str::to_owned));
         }
     }
+    assert!(names.len() > 10, "{names:?}");
     let rows = rows("public-api.md");
     for name in names {
         assert!(rows.contains(&name), "public-api.md: `{name}` has no row");
