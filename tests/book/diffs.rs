@@ -88,6 +88,11 @@ fn the_changes_are_those_of_the_files() {
             "tests/migration/llama/cached.rs",
         ),
         (
+            "decoder",
+            "examples/custom-transformer/src/attention/dense.rs",
+            "examples/custom-transformer/src/attention/cached.rs",
+        ),
+        (
             "qwen3",
             "tests/migration/qwen3/dense.rs",
             "examples/models/src/model.rs",
