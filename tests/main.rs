@@ -14,6 +14,7 @@ mod kernels;
 mod logits;
 mod memory;
 mod migration;
+mod onnx;
 mod quantizers;
 mod real_model;
 mod shapes;
