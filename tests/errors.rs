@@ -8,6 +8,7 @@ mod call;
 mod checkpoint;
 mod config;
 mod gguf;
+mod module;
 mod unchanged;
 
 use std::fmt::Display;

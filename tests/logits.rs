@@ -25,7 +25,7 @@ fn largest(values: impl Iterator<Item = f32>) -> f32 {
 }
 
 /// Each position, and so the whole, is within the tolerance.
-fn assert_equal(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
+pub fn assert_equal(what: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let mut worst = 0f32;
     for (position, (found, expected)) in found.iter().zip(expected).enumerate() {

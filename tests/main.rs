@@ -9,11 +9,15 @@ mod calibration;
 mod decode;
 mod degenerate;
 mod errors;
+mod fold;
 #[cfg(feature = "cube")]
 mod kernels;
+mod key_value;
+mod layers;
 mod logits;
 mod memory;
 mod migration;
+mod module;
 mod onnx;
 mod quantizers;
 mod real_model;

@@ -3,6 +3,8 @@
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_oscar::backend::{OptionalTensor, Pages};
+use burn_oscar::calibration::{CalibrationBuilder, LayerCalibration, Matrices, SideCalibration};
+use burn_oscar::quantizer::Segment;
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method};
 
 fn filled(method: Method, kv_heads: usize, head_dim: usize, tokens: usize) -> KvCache {
@@ -89,6 +91,35 @@ fn full_pages_have_the_papers_bits() {
     assert_eq!(bits(Method::exact(), 8, 128), (32.0, 32.0));
     let (key, value) = bits(Method::oscar_scaled(), 8, 128);
     assert!((key - 3.0 - 16.0 / 1024.0).abs() < 1e-9 && value == 3.0);
+}
+
+/// Two layers whose keys have other bits: half of the channels at 4, and all at 2.
+#[test]
+fn bits_are_the_mean_over_layers() {
+    let (kv_heads, head_dim) = (2, 64);
+    let mut identity = vec![0.0; head_dim * head_dim];
+    for i in 0..head_dim {
+        identity[i * head_dim + i] = 1.0;
+    }
+    let layer = |segments: &[Segment]| LayerCalibration {
+        key: SideCalibration {
+            transform: Some(Matrices::shared(head_dim, identity.clone())),
+            segments: Some(segments.to_vec()),
+            ..SideCalibration::default()
+        },
+        value: SideCalibration::default(),
+    };
+    let calibration = CalibrationBuilder::new("transform_coded", 2, kv_heads, head_dim)
+        .layer(0, layer(&[Segment::new(16, 4)]))
+        .layer(1, layer(&[Segment::new(16, 2)]))
+        .build()
+        .unwrap();
+    let method = Method::transform_coded(&calibration).unwrap();
+    let report = filled(method, kv_heads, head_dim, 600).memory();
+    // An 8-bit scale for 64 channels, and 16 bits of mean for 256 tokens.
+    let bits = |codes: f64| codes + 0.125 + 0.0625;
+    assert_eq!(report.key_page_bits, (bits(4.0) + bits(2.0)) / 2.0);
+    assert_eq!(report.value_page_bits, bits(2.0));
 }
 
 /// 64 sinks and 279 recent tokens of f32, and the rest in pages, by hand.

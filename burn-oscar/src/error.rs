@@ -194,6 +194,16 @@ pub enum Error {
         /// What does not fit, and the remedy.
         reason: String,
     },
+    /// A projection that cannot carry the method's value transform.
+    #[error("layer {layer}: the value transform cannot be folded into the {tensor}: {reason}")]
+    Fold {
+        /// The layer of the projection.
+        layer: usize,
+        /// Which tensor of it.
+        tensor: &'static str,
+        /// What does not fit, and the remedy.
+        reason: String,
+    },
     /// A calibration artifact that cannot be used.
     #[error("calibration artifact {}: {reason}", path.display())]
     Artifact {
@@ -225,6 +235,38 @@ pub enum Error {
         value: String,
         /// The limit and the remedy.
         reason: &'static str,
+    },
+    /// A sequence that has nothing to attend to.
+    #[error(
+        "layer {layer} of sequence {id} holds no tokens to attend to: encode or append some first"
+    )]
+    NoTokens {
+        /// The layer of the call.
+        layer: usize,
+        /// The sequence's number.
+        id: u64,
+    },
+    /// A mask that asks for more than leaving out padding and later tokens.
+    #[error("{mask} of row {row}: {reason}")]
+    Mask {
+        /// Which mask.
+        mask: &'static str,
+        /// The batch row.
+        row: usize,
+        /// What it asks for, and the remedy.
+        reason: String,
+    },
+    /// A trained module that no adapter can stand in for.
+    #[error("{module}: {setting} is {value}; {remedy}")]
+    Module {
+        /// The module's type.
+        module: &'static str,
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it is not served, and the remedy.
+        remedy: &'static str,
     },
     /// The device failed.
     #[error("the device failed: {0}")]

@@ -27,7 +27,8 @@
 //! The parts, in the order in which data flows: [`method`] says what to do, as data;
 //! [`quantizer`] how numbers become bits and where the bits lie; [`rotation`] how vectors are
 //! turned first; [`backend`] holds the operations, as a Burn backend extension; [`cache`] the
-//! sequences. [`calibration`] holds what the calibrated methods learn from a model.
+//! sequences; [`module`] what fits models that exist: adapters for trained modules of burn-nn, a
+//! drop-in, folding. [`calibration`] holds what the calibrated methods learn from a model.
 //!
 //! # Feature flags
 //!
@@ -43,12 +44,13 @@ mod error;
 #[cfg(feature = "cube")]
 mod kernel;
 pub mod method;
+pub mod module;
 pub mod quantizer;
 pub mod rotation;
 
 #[cfg(feature = "calibrate")]
 pub use cache::ObserveOptions;
-pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, SequenceId};
+pub use cache::{AttentionOptions, KvCache, KvCacheConfig, MemoryReport, Padding, SequenceId};
 pub use calibration::Calibration;
 pub use error::{Error, Result};
 pub use method::Method;

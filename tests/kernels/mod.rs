@@ -2,8 +2,10 @@
 
 mod attend;
 mod decode;
+mod layers;
 mod memory;
 mod model;
+mod module;
 mod pack;
 mod real;
 

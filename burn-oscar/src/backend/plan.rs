@@ -13,6 +13,8 @@ pub const ITEM_WORDS: usize = 12;
 pub const ROW_WORDS: usize = 8;
 /// Bits of a page number in an entry of the page table; its valid tokens take the rest.
 pub const PAGE_BITS: u32 = 22;
+/// The most query heads that share a KV head in a kernel: a plan counts for so many.
+pub const MAX_HEAD_RATIO: usize = 16;
 /// The most partial results of a row.
 pub const MAX_PARTS: usize = 128;
 /// Exact tokens that one plane takes.
@@ -33,6 +35,29 @@ pub struct PlanRow {
     pub next: usize,
 }
 
+impl PlanRow {
+    /// The row from the token at position `first` on, in whole tiers and pages: the sinks and the
+    /// oldest pages are left out where they end before it.
+    pub(crate) fn since(&self, first: usize) -> Self {
+        let mut row = self.clone();
+        let mut end = self.sinks;
+        if end <= first {
+            row.sinks = 0;
+            let old = self.pages.iter().take_while(|(_, tokens)| {
+                end += tokens;
+                end <= first
+            });
+            row.pages.drain(..old.count());
+        }
+        row
+    }
+
+    /// Tokens held.
+    pub(crate) fn len(&self) -> usize {
+        self.sinks + self.pages.iter().map(|(_, tokens)| tokens).sum::<usize>() + self.recent
+    }
+}
+
 /// The plan of one attention call, on the host and on the device.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -41,6 +66,8 @@ pub struct AttentionPlan<B: Backend> {
     pub rows: Arc<Vec<PlanRow>>,
     /// Multiplies the scores.
     pub scale: f64,
+    /// The newest tokens that a query token sees, itself included; `None` for all.
+    pub window: Option<usize>,
     /// Work items, and room for as many partial results; those without tokens end at once.
     pub items: usize,
     /// u32: work items, then rows.
@@ -167,6 +194,32 @@ mod tests {
                 next: sinks + recent,
             }
         })
+    }
+
+    #[test]
+    fn a_row_loses_what_ends_before_a_position() {
+        let row = PlanRow {
+            sinks: 3,
+            pages: vec![(7, 64), (2, 64), (5, 10)],
+            recent: 20,
+            ..PlanRow::default()
+        };
+        for (first, sinks, pages) in [
+            (0, 3, 3),
+            (2, 3, 3),
+            (3, 0, 3),
+            (66, 0, 3),
+            (67, 0, 2),
+            (131, 0, 1),
+            (140, 0, 1),
+            (141, 0, 0),
+            (1000, 0, 0),
+        ] {
+            let rest = row.since(first);
+            assert_eq!((rest.sinks, rest.pages.len()), (sinks, pages), "{first}");
+            assert_eq!(rest.recent, 20);
+            assert!(rest.len() >= row.len().saturating_sub(first), "{first}");
+        }
     }
 
     proptest! {

@@ -47,16 +47,19 @@ impl KvCache {
     pub(super) fn check_room(&self, layer: usize, rows: &[usize], tokens: usize) -> Result<()> {
         let needed = rows
             .iter()
-            .map(|&row| {
-                let sequence = &self.sequences[row];
-                let table = &sequence.layers[layer];
-                let pages = table.pages.len() + self.growth(table, tokens).pages;
-                pages.saturating_sub(sequence.pages.len())
-            })
+            .map(|&row| self.pages_needed(layer, row, tokens))
             .sum();
         self.check_pages(layer, needed)?;
         self.warn_past_served(layer, rows, tokens);
         Ok(())
+    }
+
+    /// Pages that a row takes from the pool for `tokens` more tokens.
+    pub(super) fn pages_needed(&self, layer: usize, row: usize, tokens: usize) -> usize {
+        let sequence = &self.sequences[row];
+        let table = &sequence.layers[layer];
+        let pages = table.pages.len() + self.growth(table, tokens).pages;
+        pages.saturating_sub(sequence.pages.len())
     }
 
     /// Says once where a sequence becomes longer than its calibration was made for: every path

@@ -2,17 +2,24 @@
 
 use burn::tensor::Tensor;
 
-use super::config::MAX_HEAD_RATIO;
-use super::{KvCache, SequenceId};
+use super::{KvCache, Padding, SequenceId};
+use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{self, Pages};
 use crate::error::{Error, Result};
 
 /// How a call attends.
+///
+/// Scores are `scale * q · k` and nothing else. Rotary embeddings, whole or partial, are in the
+/// queries and keys when they arrive. Biases on scores are not supported: ALiBi, T5's relative
+/// positions, learnt sinks, soft caps; a model that needs them keeps its own attention and reads
+/// the cache through [`KeyValueCache`](crate::module::KeyValueCache). Sliding windows belong to
+/// layers: [`KvCacheConfig::with_sliding_window`](crate::KvCacheConfig::with_sliding_window).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
     pub(super) scale: Option<f64>,
     pub(super) streaming: bool,
     pub(super) rows: Option<Vec<SequenceId>>,
+    pub(crate) padding: Option<Padding>,
 }
 
 impl AttentionOptions {
@@ -46,6 +53,26 @@ impl AttentionOptions {
         self.rows = Some(rows.to_vec());
         self
     }
+
+    /// Leaves the padding of a batch out: each row is stored without it, so that prompts of
+    /// different lengths are prefilled by one call. Outputs at padding are zero.
+    #[must_use]
+    pub fn padding(mut self, padding: &Padding) -> Self {
+        self.padding = Some(padding.clone());
+        self
+    }
+
+    /// Refuses padding in a call that it means nothing to.
+    pub(super) fn check_no_padding(&self, call: &'static str) -> Result<()> {
+        match self.padding {
+            None => Ok(()),
+            Some(_) => Err(Error::Option {
+                option: "padding in",
+                value: call.to_string(),
+                reason: "padding is left out where tokens are appended, by `attend` and `extend`",
+            }),
+        }
+    }
 }
 
 impl KvCache {
@@ -74,8 +101,11 @@ impl KvCache {
         query: Tensor<4>,
         key: Tensor<4>,
         value: Tensor<4>,
-        options: AttentionOptions,
+        mut options: AttentionOptions,
     ) -> Result<Tensor<4>> {
+        if let Some(padding) = options.padding.take() {
+            return self.attend_padded(layer, query, [key, value], &padding, options);
+        }
         self.layer(layer)?;
         let rows = self.rows(&options)?;
         self.check_tensors(&rows, &query, &key, &value)?;
@@ -171,8 +201,15 @@ impl KvCache {
         key: &Tensor<4>,
         value: &Tensor<4>,
     ) -> Result<()> {
-        let (kv_heads, head_dim) = (self.config.n_kv_heads, self.config.head_dim);
-        let [batch, heads, tokens, query_dim] = query.dims();
+        self.check_query_shape(rows, query)?;
+        self.check_stored(rows, query.dims()[2], key, value)?;
+        self.check_query_kind(query)
+    }
+
+    /// `[rows, any heads, at least 1 token, head_dim]`.
+    pub(super) fn check_query_shape(&self, rows: &[usize], query: &Tensor<4>) -> Result<()> {
+        let head_dim = self.config.head_dim;
+        let [batch, _, tokens, query_dim] = query.dims();
         if batch != rows.len() || batch == 0 || tokens == 0 || query_dim != head_dim {
             return Err(Error::Shape {
                 tensor: "query",
@@ -183,7 +220,12 @@ impl KvCache {
                 ),
             });
         }
-        self.check_stored(rows, tokens, key, value)?;
+        Ok(())
+    }
+
+    /// Heads that the KV heads can be shared out among, in the cache's dtype and on its device.
+    pub(super) fn check_query_kind(&self, query: &Tensor<4>) -> Result<()> {
+        let (heads, kv_heads) = (query.dims()[1], self.config.n_kv_heads);
         if heads == 0 || heads % kv_heads != 0 || heads / kv_heads > MAX_HEAD_RATIO {
             return Err(Error::HeadRatio {
                 query_heads: heads,

@@ -7,21 +7,43 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::KvCache;
+use super::layers::LayerOptions;
 use super::pool::PagePool;
 use crate::backend::{KvLayer, OptionalTensor, PackedPages, Pages};
 use crate::error::{Error, Result};
 use crate::method::{Method, Side};
 use crate::quantizer::{PageSpec, Role};
-use crate::rotation::LayerTransform;
 
 /// Head dimensions are multiples of this.
 pub(super) const HEAD_DIM_STEP: usize = 16;
 /// The largest head dimension.
 pub(super) const MAX_HEAD_DIM: usize = 256;
-/// The most query heads that share a KV head.
-pub(super) const MAX_HEAD_RATIO: usize = 16;
 
 /// Describes a cache; [`init`](Self::init) makes it.
+///
+/// All layers of a cache have the same KV heads and channels. A model whose layers differ in them
+/// has one cache for each shape, and calls each with the layers counted within it:
+///
+/// ```
+/// # use burn::tensor::Device;
+/// # use burn_oscar::{KvCacheConfig, Method};
+/// # fn main() -> burn_oscar::Result<()> {
+/// let device = Device::flex();
+/// // Layers 0 to 3: every other one has fewer, wider heads.
+/// let caches = |kv_heads, head_dim| {
+///     KvCacheConfig::new(2, kv_heads, head_dim)
+///         .with_method(Method::hadamard_centred())
+///         .init(&device)
+/// };
+/// let mut shapes = [caches(4, 64)?, caches(1, 128)?];
+/// for layer in 0..4 {
+///     let (cache, layer) = (&mut shapes[layer % 2], layer / 2);
+///     // cache.attend(layer, query, key, value, options)?
+/// #   assert!(layer < cache.n_layers());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct KvCacheConfig {
     pub(super) n_layers: usize,
@@ -34,6 +56,7 @@ pub struct KvCacheConfig {
     pub(super) check_inputs: bool,
     pub(super) poison: bool,
     pub(super) fingerprint: Option<String>,
+    pub(super) layer_options: LayerOptions,
     #[cfg(feature = "calibrate")]
     pub(super) observe: Option<super::ObserveOptions>,
 }
@@ -53,6 +76,7 @@ impl KvCacheConfig {
             check_inputs: true,
             poison: false,
             fingerprint: None,
+            layer_options: LayerOptions::default(),
             #[cfg(feature = "calibrate")]
             observe: None,
         }
@@ -115,6 +139,11 @@ impl KvCacheConfig {
         &self.method
     }
 
+    /// Layers of the model.
+    pub fn n_layers(&self) -> usize {
+        self.n_layers
+    }
+
     /// KV heads of a layer.
     pub fn n_kv_heads(&self) -> usize {
         self.n_kv_heads
@@ -135,7 +164,7 @@ impl KvCacheConfig {
         self.dtype
     }
 
-    fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         for (what, count) in [
             ("n_layers", self.n_layers),
             ("n_kv_heads", self.n_kv_heads),
@@ -169,6 +198,7 @@ impl KvCacheConfig {
                 quantizer.validate(self.method.name())?;
             }
         }
+        self.validate_layers()?;
         if self.largest_size().is_none() {
             return Err(Error::Option {
                 option: "max_tokens",
@@ -221,14 +251,11 @@ impl KvCacheConfig {
 
         let transforms = (0..self.n_layers)
             .map(|layer| {
-                LayerTransform::new(
-                    self.method.key_side(),
-                    self.method.value_side(),
-                    self.method.calibration(),
-                    layer,
-                    self.head_dim,
-                    device,
-                )
+                let transform = self.layer_transform(layer, device);
+                match self.folded_values() {
+                    true => transform.without_values(),
+                    false => transform,
+                }
             })
             .collect();
         let layers = (0..self.n_layers)
@@ -239,9 +266,10 @@ impl KvCacheConfig {
                     exact + page_tokens,
                     self.head_dim,
                 ];
+                let [key, value] = self.sides(layer);
                 Some(KvLayer {
-                    key: self.pages(self.method.key_side(), Role::Key, layer, pages, device),
-                    value: self.pages(self.method.value_side(), Role::Value, layer, pages, device),
+                    key: self.pages(key, Role::Key, layer, pages, device),
+                    value: self.pages(value, Role::Value, layer, pages, device),
                     key_tier: self.filled(tier, self.dtype, device).into_dispatch(),
                     value_tier: self.filled(tier, self.dtype, device).into_dispatch(),
                     sink: self.method.sink(),

@@ -31,8 +31,11 @@ impl KvCache {
         layer: usize,
         key: Tensor<4>,
         value: Tensor<4>,
-        options: AttentionOptions,
+        mut options: AttentionOptions,
     ) -> Result<()> {
+        if let Some(padding) = options.padding.take() {
+            return self.extend_padded(layer, [key, value], &padding, options);
+        }
         self.layer(layer)?;
         #[cfg(feature = "calibrate")]
         self.check_not_observing("extend")?;
@@ -66,12 +69,21 @@ impl KvCache {
     /// others, capture again.
     ///
     /// # Errors
-    /// Those of [`attend`](Self::attend); [`Error::UnevenLayers`] in the middle of a step. There is
-    /// no plan then.
+    /// Those of [`attend`](Self::attend); [`Error::UnevenLayers`] in the middle of a step;
+    /// [`Error::Option`] where a layer has a sliding window. There is no plan then.
     pub fn plan_decode(&mut self, options: &AttentionOptions) -> Result<()> {
         self.outdate_plan();
         #[cfg(feature = "calibrate")]
         self.check_not_observing("plan_decode")?;
+        if let Some(layer) = self.config.windowed_layers().next() {
+            return Err(Error::Option {
+                option: "plan_decode with a sliding window in layer",
+                value: layer.to_string(),
+                reason: "no kernel knows windows, and a captured step could not follow the \
+                         portable body: call `attend` for each token",
+            });
+        }
+        options.check_no_padding("plan_decode")?;
         let rows = self.rows(options)?;
         for &row in &rows {
             super::manage::check_even(&self.sequences[row])?;

@@ -38,9 +38,9 @@ pub struct MemoryReport {
     pub exact_bytes: usize,
     /// Bits for each stored number.
     pub bits_per_value: f64,
-    /// Bits for each number of a full page of keys.
+    /// Bits for each number of a full page of keys, on average over the layers.
     pub key_page_bits: f64,
-    /// Bits for each number of a full page of values.
+    /// Bits for each number of a full page of values, on average over the layers.
     pub value_page_bits: f64,
 }
 
@@ -51,6 +51,7 @@ impl KvCache {
         let vector = 2 * heads * head_dim * self.config.dtype.size();
         let mut report = MemoryReport::default();
         let mut numbers = 0;
+        let (mut key_pools, mut value_pools) = (0, 0);
         for (index, layer) in self.layers.iter().enumerate() {
             let Some(layer) = layer else { continue };
             let key_pool = pages_bytes(&layer.key);
@@ -69,12 +70,12 @@ impl KvCache {
                 report.table_bytes += std::mem::size_of_val(table.pages.as_slice());
             }
             report.page_bytes += used.len() * pools / self.pool.pages();
-            if index == 0 {
-                let values = self.pool.pages() * self.page_tokens * heads * head_dim;
-                report.key_page_bits = key_pool as f64 * 8.0 / values as f64;
-                report.value_page_bits = value_pool as f64 * 8.0 / values as f64;
-            }
+            key_pools += key_pool;
+            value_pools += value_pool;
         }
+        let capacity = self.pool.pages() * self.page_tokens * heads * head_dim * self.layers.len();
+        report.key_page_bits = key_pools as f64 * 8.0 / capacity as f64;
+        report.value_page_bits = value_pools as f64 * 8.0 / capacity as f64;
         report.tokens = self.lens().iter().sum();
         report.resident_bytes = report.sink_bytes + report.page_bytes + report.recent_bytes;
         report.table_bytes += self

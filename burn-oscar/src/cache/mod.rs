@@ -11,14 +11,17 @@
 
 mod append;
 mod attend;
+mod attend_only;
 #[cfg(feature = "calibrate")]
 mod compare;
 mod config;
 mod decode;
+mod layers;
 mod manage;
 mod memory;
 #[cfg(feature = "calibrate")]
 mod observe;
+mod padding;
 mod plan;
 mod pool;
 mod read;
@@ -28,9 +31,11 @@ pub use attend::AttentionOptions;
 #[cfg(feature = "calibrate")]
 pub use compare::LayerComparison;
 pub use config::KvCacheConfig;
+pub(crate) use layers::check_foldable;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]
 pub use observe::ObserveOptions;
+pub use padding::Padding;
 pub use sequence::SequenceId;
 
 use std::sync::atomic::AtomicBool;

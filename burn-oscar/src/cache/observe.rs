@@ -49,13 +49,21 @@ pub(super) struct Observer {
 impl Observer {
     /// # Errors
     /// [`Error::Option`] unless the method is `exact`: calibration wants what the model computes,
-    /// not what another calibration made of it.
+    /// not what another calibration made of it. The same where a layer has a sliding window.
     pub fn new(config: &KvCacheConfig, options: &ObserveOptions) -> Result<Self> {
         if config.method.name() != "exact" {
             return Err(Error::Option {
                 option: "observing with method",
                 value: config.method.name().to_string(),
                 reason: "statistics are of exact attention: use Method::exact",
+            });
+        }
+        if let Some(layer) = config.windowed_layers().next() {
+            return Err(Error::Option {
+                option: "observing with a sliding window in layer",
+                value: layer.to_string(),
+                reason: "statistics are of attention to all tokens: calibrate without \
+                         with_sliding_window",
             });
         }
         let statistics = Statistics::new(StatisticsConfig {
@@ -154,7 +162,8 @@ impl KvCache {
                 key = Tensor::cat(vec![held_key, key], 1);
                 value = Tensor::cat(vec![held_value, value], 1);
             }
-            let weights = squared_weights(query.clone(), key.clone(), scale)?;
+            let config = observer.statistics.config();
+            let weights = attention_weights(config, query.clone(), key.clone(), scale)?;
             let number = sequence.id.0;
             let seen = observer.statistics.observe(
                 layer,
@@ -166,7 +175,9 @@ impl KvCache {
                     queries: &numbers(query)?,
                     keys: &numbers(key)?,
                     values: &numbers(value)?,
-                    weights: &weights,
+                    weights: &weights.squares,
+                    query_sensitivity: &weights.of_queries,
+                    key_sensitivity: &weights.on_keys,
                 },
             )?;
             match &mut call {
@@ -196,16 +207,31 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
         .map_err(|error| Error::Execution(error.to_string()))
 }
 
-/// The squared causal attention weights on each token, added up over the queries and the query
-/// heads of each KV head: `[kv_heads, held]` of `query` `[heads, tokens, head_dim]`, the newest
-/// tokens, and `key` `[kv_heads, held, head_dim]`. In f32 on the device within a block of queries,
-/// in f64 over the blocks.
-fn squared_weights(query: Tensor<3>, key: Tensor<3>, scale: f64) -> Result<Vec<f64>> {
+/// Sums of the causal attention weights `p` of a call, in the order of [`Observation`]'s fields.
+struct AttentionWeights {
+    squares: Vec<f64>,
+    of_queries: Vec<f64>,
+    on_keys: Vec<f64>,
+}
+
+/// The sums over `query` `[heads, tokens, head_dim]`, the newest tokens, and `key`
+/// `[kv_heads, held, head_dim]`. In f32 on the device within a block of queries, in f64 over the
+/// blocks.
+fn attention_weights(
+    config: &StatisticsConfig,
+    query: Tensor<3>,
+    key: Tensor<3>,
+    scale: f64,
+) -> Result<AttentionWeights> {
     let [heads, tokens, head_dim] = query.dims();
     let [kv_heads, held, _] = key.dims();
     let (group, past, device) = (heads / kv_heads, held - tokens, key.device());
     let block = (BLOCK_NUMBERS / (heads * held)).clamp(1, BLOCK_QUERIES);
-    let mut totals = vec![0f64; kv_heads * held];
+    let mut sums = AttentionWeights {
+        squares: vec![0.0; kv_heads * held],
+        of_queries: vec![0.0; heads * tokens],
+        on_keys: vec![0.0; kv_heads * held],
+    };
     for start in (0..tokens).step_by(block) {
         let count = block.min(tokens - start);
         let seen = past + start + count;
@@ -218,20 +244,36 @@ fn squared_weights(query: Tensor<3>, key: Tensor<3>, scale: f64) -> Result<Vec<f
         let own = arange(past + start, seen).reshape([1, 1, count, 1]);
         let other = arange(0, seen).reshape([1, 1, 1, seen]);
         let shape = [kv_heads, group, count, seen];
-        let later = other.expand(shape).greater(own.expand(shape));
+        let (own, other) = (own.expand(shape), other.expand(shape));
+        let later = other.clone().greater(own.clone());
         let weights = softmax(scores.mask_fill(later, f32::NEG_INFINITY), 3);
-        let squares = (weights.clone() * weights).sum_dim(2).sum_dim(1);
-        let squares = numbers(squares)?;
-        for (total, squares) in totals
-            .chunks_exact_mut(held)
-            .zip(squares.chunks_exact(seen))
-        {
-            for (total, square) in total.iter_mut().zip(squares) {
-                *total += f64::from(*square);
-            }
+        let squares = weights.clone() * weights.clone();
+        // Packed are only tokens past the sinks, and a block older than the query at least.
+        let exact = (other.clone().greater(own - config.block as i64))
+            .bool_or(other.lower_elem(config.sinks as i64));
+        let sensitivity = (weights - squares.clone()).mask_fill(exact, 0.0);
+        add_columns(&mut sums.squares, squares, held, 0)?;
+        add_columns(&mut sums.on_keys, sensitivity.clone(), held, 0)?;
+        let rows = sensitivity.sum_dim(3).reshape([heads, 1, 1, count]);
+        add_columns(&mut sums.of_queries, rows, tokens, start)?;
+    }
+    Ok(sums)
+}
+
+/// Adds the sums over the two dimensions in the middle to `totals` `[n, width]`, from column `from`
+/// on.
+fn add_columns(totals: &mut [f64], terms: Tensor<4>, width: usize, from: usize) -> Result<()> {
+    let [.., count] = terms.dims();
+    let terms = numbers(terms.sum_dim(2).sum_dim(1))?;
+    for (totals, terms) in totals
+        .chunks_exact_mut(width)
+        .zip(terms.chunks_exact(count))
+    {
+        for (total, term) in totals[from..].iter_mut().zip(terms) {
+            *total += f64::from(*term);
         }
     }
-    Ok(totals)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -247,7 +289,13 @@ mod tests {
         let random = |i: usize| ((i * 7919 % 1000) as f32 / 500.0) - 1.0;
         let queries: Vec<f32> = (0..heads * tokens * d).map(random).collect();
         let keys: Vec<f32> = (0..kv_heads * held * d).map(|i| random(i + 77)).collect();
-        let mut expected = vec![0f64; kv_heads * held];
+        let config = StatisticsConfig {
+            sinks: 3,
+            block: 40,
+            ..StatisticsConfig::new(1, kv_heads, d)
+        };
+        let mut squares = vec![0f64; kv_heads * held];
+        let (mut of_queries, mut on_keys) = (vec![0f64; heads * tokens], squares.clone());
         for head in 0..heads {
             let kv = head / (heads / kv_heads);
             for t in 0..tokens {
@@ -260,21 +308,37 @@ mod tests {
                     (3.0 * products.sum::<f64>()).exp()
                 };
                 let total: f64 = (0..seen).map(score).sum();
-                (0..seen).for_each(|s| expected[kv * held + s] += (score(s) / total).powi(2));
+                for s in 0..seen {
+                    let p = score(s) / total;
+                    squares[kv * held + s] += p * p;
+                    if s >= config.sinks && s + config.block < seen {
+                        of_queries[head * tokens + t] += p * (1.0 - p);
+                        on_keys[kv * held + s] += p * (1.0 - p);
+                    }
+                }
             }
         }
         let device = Device::flex();
         let tensor = |numbers: Vec<f32>, shape: [usize; 3]| {
             Tensor::<3>::from_data(TensorData::new(numbers, shape), &device)
         };
-        let found = squared_weights(
+        let found = attention_weights(
+            &config,
             tensor(queries, [heads, tokens, d]),
             tensor(keys, [kv_heads, held, d]),
             3.0,
         )
         .unwrap();
-        for (found, expected) in found.iter().zip(&expected) {
-            assert!((found - expected).abs() < 1e-5 * expected.max(1e-3));
+        for (found, expected) in [
+            (found.squares, squares),
+            (found.of_queries, of_queries),
+            (found.on_keys, on_keys),
+        ] {
+            assert!(expected.iter().any(|x| *x > 0.0));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-5 * expected.max(1e-3));
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::KvCache;
+use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{AttentionPlan, Limits, PlanRow, PlanWords, plan_words};
 
 impl KvCache {
@@ -47,6 +48,17 @@ impl KvCache {
         scale: f64,
     ) -> AttentionPlan<Dispatch> {
         let rows = self.plan_rows(layer, rows);
+        let mut plan = self.plan_of_rows(rows, scale);
+        plan.window = self.config.sliding_window(layer);
+        plan
+    }
+
+    /// The plan for rows as given, which need not be all that the sequences hold, without a window.
+    pub(super) fn plan_of_rows(
+        &mut self,
+        rows: Vec<PlanRow>,
+        scale: f64,
+    ) -> AttentionPlan<Dispatch> {
         if let Some(held) = &self.step_plan
             && *held.rows == rows
         {
@@ -97,6 +109,7 @@ impl KvCache {
             counters,
             rows: Arc::new(rows),
             scale,
+            window: None,
         }
     }
 
@@ -125,8 +138,7 @@ impl KvCache {
 
     fn counters(&self, rows: usize) -> Tensor<1, Int> {
         // As many groups of query heads as there may be for each KV head.
-        let groups = super::config::MAX_HEAD_RATIO;
-        self.words(vec![0; rows * self.config.n_kv_heads * groups])
+        self.words(vec![0; rows * self.config.n_kv_heads * MAX_HEAD_RATIO])
     }
 }
 

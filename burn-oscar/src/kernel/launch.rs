@@ -13,6 +13,7 @@ use super::fragments::unsupported;
 use super::merge::merge_rows;
 use super::shape::Shape;
 use super::spec::{PackedSide, Parameters, Store};
+use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
 /// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
@@ -172,6 +173,10 @@ pub fn attend(
     let page_tokens = layer.key.page_tokens();
     let reason = if tokens != 1 {
         Some(format!("{tokens} query tokens per sequence"))
+    } else if plan.window.is_some() {
+        Some("a sliding window".into())
+    } else if group > MAX_HEAD_RATIO {
+        Some(format!("more than {MAX_HEAD_RATIO} queries per KV head"))
     } else if client.properties().hardware.max_bindings < BINDINGS {
         Some(format!(
             "devices that bind {} arrays at most",

@@ -35,7 +35,7 @@ pub struct Side {
 }
 
 impl Side {
-    const EXACT: Self = Self {
+    pub(crate) const EXACT: Self = Self {
         transform: TransformKind::Identity,
         quantizer: None,
     };

@@ -5,6 +5,9 @@
 //! keys shifts all scores of a query alike, which the softmax ignores, as long as every tier is
 //! centred; the weights of the values add up to 1, so their mean is added once.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::hadamard::hadamard;
@@ -27,6 +30,8 @@ pub struct LayerTransform {
     value: Matrix,
     value_mean: Option<Tensor<4>>,
     output: Matrix,
+    /// Shared by clones, which calls work on.
+    products: Arc<AtomicU64>,
 }
 
 /// One side's matrix, mean and way back.
@@ -62,35 +67,53 @@ impl LayerTransform {
             value: value.forward,
             value_mean: value.mean,
             output: value.inverse,
+            products: Arc::default(),
         }
+    }
+
+    /// The same for values that arrive transformed, and outputs that stay so.
+    pub(crate) fn without_values(self) -> Self {
+        Self {
+            value: None,
+            value_mean: None,
+            output: None,
+            ..self
+        }
+    }
+
+    /// Matrix products that vectors of this layer have been through so far: one for each call and
+    /// each of keys, queries, values and outputs that are transformed. What
+    /// [folding](crate::module::fold_values) removes, counted.
+    pub fn products(&self) -> u64 {
+        self.products.load(Ordering::Relaxed)
     }
 
     /// Keys `[batch, kv_heads, tokens, head_dim]` as they are stored.
     pub fn key(&self, key: Tensor<4>) -> Tensor<4> {
-        forward(key, &self.key_mean, &self.key)
+        self.forward(key, &self.key_mean, &self.key)
     }
 
     /// Values `[batch, kv_heads, tokens, head_dim]` as they are stored.
     pub fn value(&self, value: Tensor<4>) -> Tensor<4> {
-        forward(value, &self.value_mean, &self.value)
+        self.forward(value, &self.value_mean, &self.value)
     }
 
     /// Queries `[batch, heads, tokens, head_dim]` as they meet stored keys.
     pub fn query(&self, query: Tensor<4>, kv_heads: usize) -> Tensor<4> {
-        per_kv_head(query, &self.query, kv_heads)
+        self.per_kv_head(query, &self.query, kv_heads)
     }
 
     /// Outputs `[batch, heads, tokens, head_dim]` of attention over stored values, brought back.
     pub fn output(&self, output: Tensor<4>, kv_heads: usize) -> Tensor<4> {
-        let output = per_kv_head(output, &self.output, kv_heads);
+        let output = self.per_kv_head(output, &self.output, kv_heads);
         let Some(mean) = &self.value_mean else {
             return output;
         };
-        let [batch, heads, tokens, head_dim] = output.dims();
+        let ([batch, heads, tokens, head_dim], dtype) = (output.dims(), output.dtype());
         let group = heads / kv_heads;
         output
             .reshape([batch, kv_heads, group * tokens, head_dim])
-            .add(mean.clone())
+            .add(mean.clone().cast(dtype))
             .reshape([batch, heads, tokens, head_dim])
     }
 
@@ -98,12 +121,12 @@ impl LayerTransform {
     pub fn key_back(&self, stored: Tensor<4>) -> Tensor<4> {
         // k = y A⁻¹ + mean, and A⁻¹ = Mᵀ.
         let inverse = self.query.clone().map(|m| m.swap_dims(2, 3));
-        back(stored, &inverse, &self.key_mean)
+        self.back(stored, &inverse, &self.key_mean)
     }
 
     /// Stored values `[n, kv_heads, tokens, head_dim]` brought back.
     pub fn value_back(&self, stored: Tensor<4>) -> Tensor<4> {
-        back(stored, &self.output, &self.value_mean)
+        self.back(stored, &self.output, &self.value_mean)
     }
 
     /// Bytes of the matrices and means.
@@ -120,6 +143,70 @@ impl LayerTransform {
         .flatten()
         .map(|tensor| tensor.shape().num_elements() * tensor.dtype().size())
         .sum()
+    }
+
+    fn forward(&self, x: Tensor<4>, mean: &Option<Tensor<4>>, matrix: &Matrix) -> Tensor<4> {
+        let x = match mean {
+            Some(mean) => x.clone() - mean.clone().cast(x.dtype()),
+            None => x,
+        };
+        self.multiply(x, matrix)
+    }
+
+    fn back(&self, y: Tensor<4>, matrix: &Matrix, mean: &Option<Tensor<4>>) -> Tensor<4> {
+        let y = self.multiply(y, matrix);
+        match mean {
+            Some(mean) => y + mean.clone(),
+            None => y,
+        }
+    }
+
+    fn per_kv_head(&self, x: Tensor<4>, matrix: &Matrix, kv_heads: usize) -> Tensor<4> {
+        if matrix.is_none() {
+            return x;
+        }
+        let [batch, heads, tokens, head_dim] = x.dims();
+        let group = heads / kv_heads;
+        self.multiply(
+            x.reshape([batch, kv_heads, group * tokens, head_dim]),
+            matrix,
+        )
+        .reshape([batch, heads, tokens, head_dim])
+    }
+
+    fn multiply(&self, x: Tensor<4>, matrix: &Matrix) -> Tensor<4> {
+        if matrix.is_some() {
+            self.products.fetch_add(1, Ordering::Relaxed);
+        }
+        multiply(x, matrix)
+    }
+
+    /// Value projections `[1, kv_heads, d_in, head_dim]` that give transformed values.
+    pub(crate) fn folded_value(&self, weight: Tensor<4>) -> Tensor<4> {
+        multiply(weight, &self.value)
+    }
+
+    /// What a value projection's bias `[1, kv_heads, 1, head_dim]` becomes. Without a mean the
+    /// transform is linear, and no bias stays none.
+    pub(crate) fn folded_bias(&self, bias: Option<Tensor<4>>) -> Option<Tensor<4>> {
+        let centred = match (bias, &self.value_mean) {
+            (bias, None) => bias,
+            (Some(bias), Some(mean)) => Some(bias - mean.clone()),
+            (None, Some(mean)) => Some(-mean.clone()),
+        };
+        centred.map(|bias| multiply(bias, &self.value))
+    }
+
+    /// Output projections `[1, kv_heads, d_out * query heads, head_dim]`, transposed, that take
+    /// outputs over transformed values.
+    pub(crate) fn folded_output(&self, weight: Tensor<4>) -> Tensor<4> {
+        let transposed = self.output.clone().map(|matrix| matrix.swap_dims(2, 3));
+        multiply(weight, &transposed)
+    }
+
+    /// The mean of the values, `[1, kv_heads, 1, head_dim]`, where the method has one.
+    pub(crate) fn value_mean(&self) -> Option<&Tensor<4>> {
+        self.value_mean.as_ref()
     }
 }
 
@@ -165,35 +252,6 @@ impl Parts {
             inverse,
         }
     }
-}
-
-fn forward(x: Tensor<4>, mean: &Option<Tensor<4>>, matrix: &Matrix) -> Tensor<4> {
-    let x = match mean {
-        Some(mean) => x.clone() - mean.clone().cast(x.dtype()),
-        None => x,
-    };
-    multiply(x, matrix)
-}
-
-fn back(y: Tensor<4>, matrix: &Matrix, mean: &Option<Tensor<4>>) -> Tensor<4> {
-    let y = multiply(y, matrix);
-    match mean {
-        Some(mean) => y + mean.clone(),
-        None => y,
-    }
-}
-
-fn per_kv_head(x: Tensor<4>, matrix: &Matrix, kv_heads: usize) -> Tensor<4> {
-    if matrix.is_none() {
-        return x;
-    }
-    let [batch, heads, tokens, head_dim] = x.dims();
-    let group = heads / kv_heads;
-    multiply(
-        x.reshape([batch, kv_heads, group * tokens, head_dim]),
-        matrix,
-    )
-    .reshape([batch, heads, tokens, head_dim])
 }
 
 /// `x [batch, kv_heads, rows, head_dim]` times the matrix, in x's dtype.

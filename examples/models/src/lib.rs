@@ -11,6 +11,7 @@
 pub mod cli;
 pub mod config;
 pub mod evaluate;
+mod fold;
 pub mod generate;
 pub mod load;
 pub mod model;

@@ -28,6 +28,11 @@ pub fn attend<B: Backend>(
         .iter()
         .enumerate()
         .map(|(i, row)| {
+            // What the first query does not see need not be read: no later one sees it.
+            let row = &match plan.window {
+                Some(window) => row.since((row.len() + 1).saturating_sub(window)),
+                None => row.clone(),
+            };
             let key = gather(
                 &layer.key,
                 &layer.key_tier,
@@ -47,6 +52,7 @@ pub fn attend<B: Backend>(
                 key,
                 value,
                 plan.scale as f32,
+                plan.window,
             )
         })
         .collect();
@@ -118,8 +124,15 @@ fn history<B: Backend>(
 }
 
 /// `[1, heads, tokens, head_dim]` queries over `[kv_heads, n, head_dim]` keys and values, of
-/// which the last `tokens` are the queries' own.
-fn attend_row<B: Backend>(query: Real<B>, key: Real<B>, value: Real<B>, scale: f32) -> Real<B> {
+/// which the last `tokens` are the queries' own. A query sees the newest `window` of the tokens up
+/// to itself.
+fn attend_row<B: Backend>(
+    query: Real<B>,
+    key: Real<B>,
+    value: Real<B>,
+    scale: f32,
+    window: Option<usize>,
+) -> Real<B> {
     let [_, heads, tokens, head_dim] = query.dims()[..] else {
         unreachable!("four dimensions by construction")
     };
@@ -134,32 +147,46 @@ fn attend_row<B: Backend>(query: Real<B>, key: Real<B>, value: Real<B>, scale: f
     let mut outputs = Vec::new();
     for start in (0..tokens).step_by(block) {
         let count = block.min(tokens - start);
-        let seen = past + start + count;
+        let end = past + start + count;
+        let first = window.map_or(0, |window| (past + start + 1).saturating_sub(window));
+        let seen = end - first;
         let query =
             query
                 .clone()
                 .narrow(2, start, count)
                 .reshape(&[kv_heads, group * count, head_dim]);
-        let keys = key.clone().narrow(1, 0, seen).permute(&[0, 2, 1]);
+        let keys = key.clone().narrow(1, first, seen).permute(&[0, 2, 1]);
         let mut scores = query.matmul(keys);
         if count > 1 {
-            let mask = causal_mask(&scores, count, past + start, seen);
+            let mask = causal_mask(&scores, count, seen - count, seen, window);
             scores = scores
                 .reshape(&[kv_heads, group, count, seen])
                 .add(mask)
                 .reshape(&[kv_heads, group * count, seen]);
         }
-        let context = scores.softmax(2).matmul(value.clone().narrow(1, 0, seen));
+        let context = scores
+            .softmax(2)
+            .matmul(value.clone().narrow(1, first, seen));
         outputs.push(context.reshape(&[kv_heads, group, count, head_dim]));
     }
     Real::cat(outputs, 2).reshape(&[1, heads, tokens, head_dim])
 }
 
-/// Added to scores: 0 where query `t` may see the column, minus infinity where it is later.
-fn causal_mask<B: Backend>(like: &Real<B>, count: usize, before: usize, seen: usize) -> Real<B> {
+/// Added to scores: 0 where query `t` may see the column, minus infinity where it is later, or too
+/// old for the window.
+fn causal_mask<B: Backend>(
+    like: &Real<B>,
+    count: usize,
+    before: usize,
+    seen: usize,
+    window: Option<usize>,
+) -> Real<B> {
     let mut mask = vec![0f32; count * seen];
     for t in 0..count {
-        mask[t * seen + before + t + 1..(t + 1) * seen].fill(f32::NEG_INFINITY);
+        let last = before + t + 1;
+        mask[t * seen + last..(t + 1) * seen].fill(f32::NEG_INFINITY);
+        let too_old = window.map_or(0, |window| last.saturating_sub(window));
+        mask[t * seen..t * seen + too_old].fill(f32::NEG_INFINITY);
     }
     Real::from_vec(mask, &[1, 1, count, seen], &like.0)
 }

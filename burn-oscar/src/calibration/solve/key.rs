@@ -5,7 +5,7 @@ use super::clip::{self, CodedTokens};
 use super::diagnostics::{HeadDiagnostics, LayerDiagnostics, mean_distance};
 use super::matrix::{diagonal_in, eigen, identity, mean, product, reordered, trace, transposed};
 use super::{Centring, Clips, KeyTarget, Reach, SolveOptions, Target};
-use crate::calibration::statistics::{HeadStatistics, LayerStatistics};
+use crate::calibration::statistics::{HeadStatistics, LayerStatistics, Moments};
 use crate::calibration::{Matrices, SideCalibration};
 use crate::error::{Error, Result};
 use crate::method::{FOUR_TWO_NONE, centred};
@@ -47,12 +47,17 @@ struct Head {
 }
 
 impl Head {
-    fn new(
-        head: &HeadStatistics,
+    fn new<'a>(
+        head: &'a HeadStatistics,
         d: usize,
-        centring: Centring,
+        options: &SolveOptions,
         reach: Reach,
     ) -> std::result::Result<Self, String> {
+        let centring = options.centring;
+        let heeded = |sensitive: &'a Moments, even: &'a Moments| {
+            let known = options.sensitivity && sensitive.weight() > 0.0;
+            if known { sensitive } else { even }
+        };
         if head.queries.weight() <= 0.0 || head.keys.weight() <= 0.0 {
             return Err("has seen no keys past the sinks: observe longer texts".into());
         }
@@ -60,7 +65,8 @@ impl Head {
         let mut keys = match centring {
             Centring::None | Centring::Mean => reach.second(head.keys.second(), d),
             Centring::Page if head.keys_in_block.weight() > 0.0 => {
-                reach.second(head.keys_in_block.second(), d)
+                let keys = heeded(&head.sensitive_keys_in_block, &head.keys_in_block);
+                reach.second(keys.second(), d)
             }
             Centring::Page => {
                 return Err(
@@ -75,7 +81,8 @@ impl Head {
                 row.iter_mut().zip(&mean).for_each(|(x, b)| *x -= a * b);
             }
         }
-        let queries = reach.second(head.queries.second(), d);
+        let queries = heeded(&head.sensitive_queries, &head.queries);
+        let queries = reach.second(queries.second(), d);
         let eigenvalues = eigen(&queries, d)
             .map_err(|error| error.to_string())?
             .values;
@@ -101,7 +108,7 @@ impl PreparedKeys {
             .iter()
             .enumerate()
             .map(|(i, head)| {
-                Head::new(head, d, options.centring, reach).map_err(|reason| {
+                Head::new(head, d, options, reach).map_err(|reason| {
                     let reason = format!("layer {index}, KV head {i} {reason}");
                     Error::Calibration { reason }
                 })

@@ -110,6 +110,10 @@ pub struct SolveOptions {
     pub clips: Clips,
     /// How bits are given to channels.
     pub allocate: Allocate,
+    /// Whether queries and keys count by how much of the attention an error would change, or all the
+    /// same. Without effect where no text was longer than the windows. For centring by the mean of the
+    /// texts, only the queries.
+    pub sensitivity: bool,
     /// Added to the energies by which channels are sorted, in units of their mean.
     pub damping: f64,
     /// The model's rotary embedding, by which statistics reach further than the texts.
@@ -121,7 +125,7 @@ pub struct SolveOptions {
 
 impl SolveOptions {
     /// `oscar` with a basis and means for each KV head, true attention weights, and the clips as
-    /// published: searched ones leave less squared error and a worse model.
+    /// published: searched ones leave less squared error and no better model.
     pub fn oscar() -> Self {
         Self {
             target: Target::Oscar,
@@ -137,6 +141,7 @@ impl SolveOptions {
                 value: 0.92,
             },
             allocate: Allocate::Fixed,
+            sensitivity: false,
             damping: 0.0,
             rope: None,
             served_length: None,
@@ -160,6 +165,7 @@ impl SolveOptions {
         Self {
             target: Target::TransformCoded,
             centring: Centring::Page,
+            sensitivity: true,
             damping: 0.01,
             ..Self::oscar()
         }

@@ -58,6 +58,8 @@ fn observed(tokens: usize, texts: u64, lean: f32) -> Statistics {
                 keys: &keys,
                 values: &values,
                 weights: &weights,
+                query_sensitivity: &vec![1.0; 4 * tokens],
+                key_sensitivity: &vec![1.0; 2 * tokens],
             };
             statistics.record(layer, &call).unwrap();
         }
@@ -128,6 +130,52 @@ fn as_published_is_one_basis_without_means() {
     assert_eq!(layer.value.transform.as_ref().unwrap().heads, 1);
     assert_eq!((&layer.key.mean, &layer.value.mean), (&None, &None));
     assert_eq!((layer.key.clip, layer.value.clip), (Some(0.96), Some(0.92)));
+}
+
+/// Every other query looks at channel 3, the rest at channel 12; only the latter attend to keys that
+/// are packed.
+#[test]
+fn queries_count_by_what_an_error_changes() {
+    let (tokens, config) = (64, config());
+    let mut statistics = Statistics::new(StatisticsConfig {
+        n_layers: 1,
+        ..config
+    })
+    .unwrap();
+    let mut queries = vec![0.0; 4 * tokens * D];
+    for (t, query) in queries.chunks_exact_mut(D).enumerate() {
+        let channel = if t % 2 == 0 { 3 } else { 12 };
+        query[channel] = if channel == 3 { 2.0 } else { 1.0 };
+    }
+    let keys: Vec<f32> = (0..2 * tokens * D)
+        .map(|i| ((i * 7919 % 1000) as f32 / 500.0) - 1.0)
+        .collect();
+    let of_queries: Vec<f64> = (0..4 * tokens).map(|t| (t % 2) as f64).collect();
+    let call = Observation {
+        text: 0,
+        past: 0,
+        tokens,
+        scale: 0.25,
+        queries: &queries,
+        keys: &keys,
+        values: &keys,
+        weights: &vec![1.0; 2 * tokens],
+        query_sensitivity: &of_queries,
+        key_sensitivity: &vec![1.0; 2 * tokens],
+    };
+    statistics.record(0, &call).unwrap();
+    let most_important = |sensitivity| {
+        let options = SolveOptions {
+            sensitivity,
+            hadamard: false,
+            ..SolveOptions::transform_coded()
+        };
+        let calibration = solve(&statistics, &options).unwrap().calibration;
+        let transform = &calibration.layer(0).key.transform.as_ref().unwrap().data;
+        (0..D).find(|&row| transform[row * D].abs() > 0.99)
+    };
+    assert_eq!(most_important(true), Some(12));
+    assert_eq!(most_important(false), Some(3));
 }
 
 #[test]

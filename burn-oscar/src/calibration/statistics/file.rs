@@ -17,7 +17,7 @@ use crate::calibration::file::{read_file, write_file};
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "burn-oscar-statistics";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 /// No model has as many, and made-up sizes stop here.
 const MAX_SIZE: usize = 1 << 20;
 

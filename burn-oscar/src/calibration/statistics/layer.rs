@@ -10,10 +10,14 @@ use crate::error::{Error, Result};
 pub struct HeadStatistics {
     /// Queries of the head's group, all positions.
     pub queries: Moments,
+    /// The same, weighted by how much of their attention an error of packed keys changes.
+    pub sensitive_queries: Moments,
     /// Keys past the sinks.
     pub keys: Moments,
     /// Keys past the sinks, each minus the mean of its block.
     pub keys_in_block: Moments,
+    /// The same, weighted by how much of the attention on them an error changes.
+    pub sensitive_keys_in_block: Moments,
     /// Values past the sinks.
     pub values: Moments,
     /// Values past the sinks, weighted by the squares of the attention weights on them.
@@ -31,8 +35,10 @@ impl HeadStatistics {
         let moments = || Moments::empty(head_dim);
         Self {
             queries: moments(),
+            sensitive_queries: moments(),
             keys: moments(),
             keys_in_block: moments(),
+            sensitive_keys_in_block: moments(),
             values: moments(),
             attended: moments(),
             proxy: moments(),
@@ -42,22 +48,26 @@ impl HeadStatistics {
     }
 
     /// The moments by name, as the file has them.
-    pub(super) fn moments(&self) -> [(&'static str, &Moments); 6] {
+    pub(super) fn moments(&self) -> [(&'static str, &Moments); 8] {
         [
             ("queries", &self.queries),
+            ("sensitive_queries", &self.sensitive_queries),
             ("keys", &self.keys),
             ("keys_in_block", &self.keys_in_block),
+            ("sensitive_keys_in_block", &self.sensitive_keys_in_block),
             ("values", &self.values),
             ("attended", &self.attended),
             ("proxy", &self.proxy),
         ]
     }
 
-    pub(super) fn moments_mut(&mut self) -> [&mut Moments; 6] {
+    pub(super) fn moments_mut(&mut self) -> [&mut Moments; 8] {
         [
             &mut self.queries,
+            &mut self.sensitive_queries,
             &mut self.keys,
             &mut self.keys_in_block,
+            &mut self.sensitive_keys_in_block,
             &mut self.values,
             &mut self.attended,
             &mut self.proxy,

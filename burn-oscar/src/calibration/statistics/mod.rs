@@ -10,6 +10,13 @@
 //! - [`keys_in_block`](HeadStatistics::keys_in_block): keys minus the mean of their block of
 //!   256 tokens. Blocks begin after the sinks, as the pages of the cache do; one counts when its
 //!   last token arrives
+//! - [`sensitive_queries`](HeadStatistics::sensitive_queries),
+//!   [`sensitive_keys_in_block`](HeadStatistics::sensitive_keys_in_block): the same, each query and
+//!   each key as often as it takes part in `p (1 - p)`, `p` the attention weight of the query on the
+//!   key, for keys past the sinks and a block older than the query: those that are packed. Errors
+//!   `e` of independent scores change the weights of a softmax by
+//!   `KL = 1/2 Σ p (1 - p) e²` to second order, so these moments count what matters; most queries look
+//!   at sinks and at their neighbours, and an error of packed keys does nothing to them
 //! - [`attended`](HeadStatistics::attended): `Σ_s w_s v_sᵀv_s` with `w_s = Σ p_ts²` over all queries
 //!   `t` of the group, `p` the causal softmax: what an error of `v_s` does to the outputs (OSCAR's
 //!   `VᵀSᵀSV`, without its off-diagonal terms). Of tokens past the sinks

@@ -26,6 +26,12 @@ pub struct Observation<'a> {
     /// `[kv_heads, past + tokens]`: on each token the sum, over the call's queries and the query
     /// heads of the group, of the squared attention weights.
     pub weights: &'a [f64],
+    /// `[query heads, tokens]`: of each query the sum of `p (1 - p)`, `p` its attention weights, over
+    /// the tokens past the sinks that are at least a block older.
+    pub query_sensitivity: &'a [f64],
+    /// `[kv_heads, past + tokens]`: the same terms on each token, over the call's queries and the
+    /// query heads of the group.
+    pub key_sensitivity: &'a [f64],
 }
 
 impl Observation<'_> {
@@ -64,9 +70,20 @@ impl Observation<'_> {
                 return shape(name, numbers.len(), expected);
             }
         }
-        if self.weights.len() != heads * held {
-            let expected = format!("{heads} KV heads x {held} tokens");
-            return shape("weights", self.weights.len(), expected);
+        for (name, numbers, heads, tokens) in [
+            ("weights", self.weights, heads, held),
+            ("key_sensitivity", self.key_sensitivity, heads, held),
+            (
+                "query_sensitivity",
+                self.query_sensitivity,
+                query_heads,
+                self.tokens,
+            ),
+        ] {
+            if numbers.len() != heads * tokens {
+                let expected = format!("{heads} heads x {tokens} tokens");
+                return shape(name, numbers.len(), expected);
+            }
         }
         Ok(())
     }
@@ -113,6 +130,9 @@ fn head_statistics(
     let keys = wide(call.keys, 1, held);
     let values = wide(call.values, 1, held);
     let weights = &call.weights[head * held..(head + 1) * held];
+    let on_keys = &call.key_sensitivity[head * held..(head + 1) * held];
+    let size = group * call.tokens;
+    let of_queries = &call.query_sensitivity[head * size..(head + 1) * size];
     // The first new token that counts as a key or value, and the first of all.
     let fresh = call.past.max(config.sinks).min(held);
     let past_sinks = config.sinks.min(held);
@@ -128,8 +148,10 @@ fn head_statistics(
     let proxy = proxy_weights(query_sums.second(), new_keys, d);
     Ok(HeadStatistics {
         queries: query_sums.finish()?,
+        sensitive_queries: of(&queries, &|t| of_queries[t]).finish()?,
         keys: of(&keys[fresh * d..], &once).finish()?,
-        keys_in_block: blocks(config, call, &keys).finish()?,
+        keys_in_block: blocks(config, call.past, &keys, &once).finish()?,
+        sensitive_keys_in_block: blocks(config, 0, &keys, &|s| on_keys[s]).finish()?,
         values: of(&values[fresh * d..], &once).finish()?,
         attended: of(&values[past_sinks * d..], &|s| weights[past_sinks + s]).finish()?,
         proxy: of(&values[call.past * d..], &|t| proxy[t]).finish()?,
@@ -138,12 +160,17 @@ fn head_statistics(
     })
 }
 
-/// Keys about the mean of their block, for the blocks that end in this call.
-fn blocks(config: &StatisticsConfig, call: &Observation, keys: &[f64]) -> Accumulator {
+/// Keys about the mean of their block, for the blocks that end after the first `past` tokens.
+fn blocks(
+    config: &StatisticsConfig,
+    past: usize,
+    keys: &[f64],
+    weight: &dyn Fn(usize) -> f64,
+) -> Accumulator {
     let (d, block) = (config.head_dim, config.block);
     let mut sums = Accumulator::new(d);
     let ended = |tokens: usize| tokens.saturating_sub(config.sinks) / block;
-    for index in ended(call.past)..ended(call.past + call.tokens) {
+    for index in ended(past)..ended(keys.len() / d) {
         let start = config.sinks + index * block;
         let mut centred = keys[start * d..(start + block) * d].to_vec();
         let mut mean = vec![0.0; d];
@@ -154,7 +181,7 @@ fn blocks(config: &StatisticsConfig, call: &Observation, keys: &[f64]) -> Accumu
             let numbers = key.iter_mut().zip(&mean);
             numbers.for_each(|(x, m)| *x -= m / block as f64);
         }
-        sums.add(&centred, |_| 1.0);
+        sums.add(&centred, |s| weight(start + s));
     }
     sums
 }

@@ -27,6 +27,8 @@ fn every_formula_by_hand() {
         keys: &[1.0, 0.0, 3.0, 2.0],
         values: &[1.0, -1.0, 2.0, 4.0],
         weights: &[2.5, 0.5],
+        query_sensitivity: &[0.0, 2.0, 0.0, 6.0],
+        key_sensitivity: &[5.0, 3.0],
     };
     statistics.record(0, &call).unwrap();
     let layer = &statistics.layers()[0];
@@ -36,12 +38,17 @@ fn every_formula_by_hand() {
     // Σ qᵀq = [[1+0+9+1, 2+0+0-1], [.., 4+1+0+1]].
     assert_eq!(head.queries.second(), [2.75, 0.25, 0.25, 1.5]);
     assert_eq!(head.queries.mean(), [0.75, 1.0]);
+    // (2 [0 0; 0 1] + 6 [1 -1; -1 1]) / 8.
+    assert_eq!(head.sensitive_queries.weight(), 8.0);
+    assert_eq!(head.sensitive_queries.second(), [0.75, -0.75, -0.75, 1.0]);
     assert_eq!(head.keys.mean(), [2.0, 1.0]);
     assert_eq!(head.keys.second(), [5.0, 3.0, 3.0, 2.0]);
     assert_eq!(head.keys.covariance(), [1.0, 1.0, 1.0, 1.0]);
     // One block: (-1, -1), (1, 1).
     assert_eq!(head.keys_in_block.weight(), 2.0);
     assert_eq!(head.keys_in_block.second(), [1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(head.sensitive_keys_in_block.weight(), 8.0);
+    assert_eq!(head.sensitive_keys_in_block.mean(), [-0.25, -0.25]);
     assert_eq!(head.values.second(), [2.5, 3.5, 3.5, 8.5]);
     // (2.5 [1 -1; -1 1] + 0.5 [4 8; 8 16]) / 3.
     assert_eq!(head.attended.weight(), 3.0);
@@ -94,6 +101,17 @@ fn chunks_add_up_to_the_whole() {
         let weights: Vec<f64> = (0..held)
             .map(|s| (past..held).map(|t| weight(t, s)).sum())
             .collect();
+        // Past the sink, and a block older.
+        let sensitivity = |t: usize, s: usize| match s >= 1 && s + 2 <= t {
+            true => weight(t, s),
+            false => 0.0,
+        };
+        let on_keys: Vec<f64> = (0..held)
+            .map(|s| (past..held).map(|t| sensitivity(t, s)).sum())
+            .collect();
+        let of_queries: Vec<f64> = (past..held)
+            .map(|t| (0..held).map(|s| sensitivity(t, s)).sum())
+            .collect();
         let call = Observation {
             text: 9,
             past,
@@ -103,6 +121,8 @@ fn chunks_add_up_to_the_whole() {
             keys: &keys[..2 * held],
             values: &values[..2 * held],
             weights: &weights,
+            query_sensitivity: &of_queries,
+            key_sensitivity: &on_keys,
         };
         statistics.record(0, &call).unwrap();
     };
@@ -124,6 +144,8 @@ fn chunks_add_up_to_the_whole() {
     assert_eq!(whole.sample, chunked.sample);
     assert_eq!(whole.heads[0].keys.weight(), 6.0);
     assert_eq!(whole.heads[0].keys_in_block.weight(), 6.0);
+    assert!(whole.heads[0].sensitive_keys_in_block.weight() > 0.0);
+    assert!(whole.heads[0].sensitive_queries.weight() > 0.0);
     assert_eq!(
         (chunked.tokens, chunked.sequences, chunked.longest),
         (7, 1, 7)
@@ -165,6 +187,8 @@ fn shard(seed: u64) -> Statistics {
             keys: &keys,
             values: &values,
             weights: &weights,
+            query_sensitivity: &[weights.clone(), weights.clone()].concat(),
+            key_sensitivity: &weights,
         };
         statistics.record(0, &call).unwrap();
     }
@@ -226,8 +250,8 @@ fn files_come_back_and_damage_is_refused() {
         metadata.insert("sha256".into(), container::digest(&metadata, &tensors));
         refused(&container::join(metadata, tensors).unwrap())
     };
-    let text = forged(&|metadata, _| drop(metadata.insert("version".into(), "2".into())));
-    assert!(text.contains("version 2"), "{text}");
+    let text = forged(&|metadata, _| drop(metadata.insert("version".into(), "1".into())));
+    assert!(text.contains("version 1"), "{text}");
     let text = forged(&|metadata, _| drop(metadata.insert("head_dim".into(), "3".into())));
     assert!(text.contains("layers.0"), "{text}");
     let text = forged(&|_, tensors| drop(tensors.remove("layers.0.keys")));
@@ -270,6 +294,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         keys: &[1.0; 2],
         values: &[1.0; 2],
         weights: &[1.0],
+        query_sensitivity: &[0.0; 2],
+        key_sensitivity: &[0.0],
     };
     let mut trial = before.clone();
     let mut attempt = |call: &Observation| {
@@ -284,6 +310,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     refused(
         attempt(&Observation {
             queries: &[0.0; 2],
+            query_sensitivity: &[0.0],
             ..call
         }),
         "2 and with 1 query heads",

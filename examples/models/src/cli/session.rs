@@ -17,6 +17,8 @@ pub struct Session {
     pub device: Device,
     /// Whether standard error stays empty.
     pub quiet: bool,
+    /// Whether the model carries the value transform of a method.
+    folded: bool,
 }
 
 impl Session {
@@ -34,7 +36,24 @@ impl Session {
             loaded,
             device,
             quiet: args.quiet,
+            folded: false,
         })
+    }
+
+    /// Folds the value transform of `method` into the model's weights: from now on caches must be
+    /// of that method.
+    ///
+    /// # Errors
+    /// What [`Model::fold_values`](crate::model::Model::fold_values) gives, for methods without a
+    /// value transform for one.
+    pub fn fold_values(&mut self, method: &Method) -> Result<(), CliError> {
+        let config = self
+            .cache_config()
+            .with_method(method.clone())
+            .with_folded_values(true);
+        self.loaded.model = self.loaded.model.clone().fold_values(&config)?;
+        self.folded = true;
+        Ok(())
     }
 
     /// Text and tokens.
@@ -96,6 +115,7 @@ impl Session {
         let config = &self.loaded.config;
         KvCacheConfig::new(config.num_layers, config.num_kv_heads, config.head_dim)
             .with_fingerprint(self.loaded.fingerprint.as_str())
+            .with_folded_values(self.folded)
     }
 
     /// The tokens that end a text.

@@ -73,6 +73,16 @@ pub struct SolveArgs {
     /// The bits of --bits are shared by all layers
     #[arg(long, requires = "bits")]
     pub across_layers: bool,
+
+    /// Whether queries and keys count by what an error changes, or all the same [default: yes for
+    /// transform_coded]
+    #[arg(long, value_name = "YES|NO", value_parser = yes_or_no)]
+    pub sensitivity: Option<bool>,
+
+    /// transform_coded: adds so much of their mean to the energies of queries, against queries that
+    /// the texts do not have [default: 0.01]
+    #[arg(long, value_name = "SHARE")]
+    pub damping: Option<f64>,
 }
 
 /// The calibrated methods.
@@ -116,6 +126,14 @@ pub enum ValueTargetName {
     Values,
 }
 
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("write yes or no".to_string()),
+    }
+}
+
 /// Parses `KEY/VALUE` or `searched`; the solver checks the range.
 fn clips(text: &str) -> Result<Clips, String> {
     if text == "searched" {
@@ -149,6 +167,8 @@ impl SolveArgs {
             clips: None,
             bits: None,
             across_layers: false,
+            sensitivity: None,
+            damping: None,
         }
     }
 
@@ -195,6 +215,12 @@ impl SolveArgs {
                 true => Allocate::AcrossLayers { bits },
                 false => Allocate::PerLayer { bits },
             };
+        }
+        if let Some(sensitivity) = self.sensitivity {
+            options.sensitivity = sensitivity;
+        }
+        if let Some(damping) = self.damping {
+            options.damping = damping;
         }
         if !self.no_rope {
             let trained = config.max_position_embeddings.max(gathered);

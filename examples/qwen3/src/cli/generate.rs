@@ -36,6 +36,11 @@ pub struct GenerateArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
 
+    /// Fold the method's value transform into the weights: the same text without two matrix
+    /// products a layer and token. Not for methods without such a transform
+    #[arg(long, help_heading = "Cache")]
+    fold: bool,
+
     /// Print one JSON object at the end instead of streaming the text
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -103,9 +108,12 @@ impl GenerateArgs {
     /// Generates once.
     pub fn run(self) -> Result<(), CliError> {
         let sampler = &mut self.sampling.sampler()?;
-        let session = Session::open(&self.model)?;
+        let mut session = Session::open(&self.model)?;
         let prompt = self.prompt.encode(&session)?;
         let method = self.cache.method()?;
+        if self.fold {
+            session.fold_values(&method)?;
+        }
         let name = method.name().to_string();
         let options = self.prompt.options(&session, prompt.len());
         let mut cache = session.cache(method, options.max_tokens)?;

@@ -1,0 +1,81 @@
+//! Decorated modules on the kernels' device, against the undecorated ones on flex.
+
+use burn_oscar::Method;
+use burn_oscar::backend::fused_calls;
+use capabilities::recipes::kernel_device;
+
+use super::alone;
+use crate::module::decoder::Case;
+use crate::module::{attend_only, attention, cross, decoder};
+
+/// The methods of these tests, each with how far its decoded tokens may be off, relative to them.
+fn methods() -> [(Method, f64); 3] {
+    [
+        (Method::exact(), 1e-5),
+        (Method::oscar_scaled(), 0.5),
+        (Method::hadamard_centred().with_page_means(false), 0.5),
+    ]
+}
+
+#[test]
+fn reading_alone_is_done_by_kernels() {
+    let _alone = alone();
+    let device = kernel_device();
+    for method in [Method::exact(), Method::oscar_scaled()] {
+        let name = method.name().to_string();
+        let method = method.with_sink(2).with_recent(5);
+        let before = fused_calls();
+        attend_only::check(&name, &method, [90, 7], None, &device);
+        // One and two queries of three heads per KV head; nine are left to the portable body.
+        // Then one step on each of two caches.
+        assert_eq!(fused_calls() - before, 4, "{name}");
+        attend_only::check(&name, &method, [71, 64], Some(40), &device);
+    }
+}
+
+#[test]
+fn self_attention() {
+    let _alone = alone();
+    let device = kernel_device();
+    for (method, limit) in methods() {
+        let found = attention::chunks(&method, 90, &device);
+        println!("{}: {found:.4}", method.name());
+        assert!(found < limit, "{}: {found}", method.name());
+        let rows = [(0, 90), (13, 77), (80, 10)];
+        let errors = attention::ragged(&method, &rows, 90, 2, &device);
+        let within = errors[0] < 1e-5 && errors[1] < limit;
+        assert!(within, "{}: {errors:?}", method.name());
+    }
+}
+
+#[test]
+fn cross_attention() {
+    let _alone = alone();
+    let device = kernel_device();
+    for (method, limit) in methods() {
+        let name = method.name().to_string();
+        let method = method.with_sink(0).with_recent(0);
+        let found = cross::check(&method, &[(0, 90), (26, 64)], 90, &device);
+        println!("{name}: {found:.4}");
+        assert!(found < limit, "{name}: {found}");
+    }
+}
+
+#[test]
+fn decoder_of_ragged_rows() {
+    let _alone = alone();
+    let device = kernel_device();
+    let case = Case {
+        target: vec![(0, 90), (20, 70)],
+        prompt: 90,
+        steps: 2,
+        memory: vec![(0, 100), (0, 85)],
+        memory_width: 100,
+    };
+    for (method, limit) in methods() {
+        let errors = decoder::check(&method, true, &case, &device);
+        println!("{}: {errors:.4?}", method.name());
+        let within = errors.iter().all(|&error| error < limit);
+        assert!(within, "{}: {errors:?}", method.name());
+    }
+}
