@@ -3,5 +3,7 @@
 pub mod dense;
 pub mod fixtures;
 pub mod golden;
+#[cfg(doctest)]
+mod pages;
 #[cfg(feature = "cube")]
 pub mod recipes;

@@ -1,6 +1,7 @@
 //! Tests by capability, in one binary.
 
 mod autodiff;
+mod book;
 mod cache_properties;
 mod calibrated;
 #[cfg(feature = "calibrate")]
@@ -15,7 +16,9 @@ mod key_value;
 mod layers;
 mod logits;
 mod memory;
+mod migration;
 mod module;
+mod onnx;
 mod quantizers;
 mod real_model;
 mod shapes;
