@@ -84,8 +84,9 @@ pub fn train(
         .num_epochs(1)
         // Burn's logger would take over the process's.
         .with_application_logger(None);
+    // Gradients are recorded on this device; the learner gives the model back without.
     let learner = Learner::new(
-        Decoder::new(config, device),
+        Decoder::new(config, &device.clone().autodiff()),
         AdamWConfig::new().init(),
         2e-3,
     );
