@@ -62,18 +62,26 @@ fn cross_attention() {
 }
 
 #[test]
-fn decoder_of_ragged_rows() {
+fn decoder() {
     let _alone = alone();
     let device = kernel_device();
-    let case = Case {
-        target: vec![(0, 90), (20, 70)],
-        prompt: 90,
-        steps: 2,
-        memory: vec![(0, 100), (0, 85)],
-        memory_width: 100,
+    // Rows of different lengths, all exact; then one row whose tokens and memory are packed.
+    let ragged = Case {
+        target: vec![(0, 9), (4, 5)],
+        prompt: 9,
+        steps: 1,
+        memory: vec![(0, 8), (0, 6)],
+        memory_width: 8,
+    };
+    let packed = Case {
+        target: vec![(0, 86)],
+        prompt: 86,
+        steps: 1,
+        memory: vec![(0, 90)],
+        memory_width: 90,
     };
     let [exact, scaled, _] = methods();
-    for (method, limit) in [exact, scaled] {
+    for ((method, limit), case) in [(exact, ragged), (scaled, packed)] {
         let errors = decoder::check(&method, true, &case, &device);
         println!("{}: {errors:.4?}", method.name());
         let within = errors.iter().all(|&error| error < limit);
