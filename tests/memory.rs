@@ -110,6 +110,9 @@ fn bits_are_the_mean_over_layers() {
         value: SideCalibration::default(),
     };
     let calibration = CalibrationBuilder::new("transform_coded", 2, kv_heads, head_dim)
+        .fingerprint("model")
+        .served_length(1024)
+        .tokens(1024)
         .layer(0, layer(&[Segment::new(16, 4)]))
         .layer(1, layer(&[Segment::new(16, 2)]))
         .build()
