@@ -44,8 +44,8 @@ struct Arguments {
 /// Sequences of a step, and their tokens.
 const BATCH: usize = 4;
 const TOKENS: usize = 128;
-/// Tokens of a calibration window.
-const WINDOW: usize = 512;
+/// Tokens of a calibration window: enough that the held-out ones fill pages past the exact tokens.
+const WINDOW: usize = 1024;
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
