@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::host::numbers;
 use super::{KvCache, Padding, SequenceId};
 use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{self, Pages};
@@ -294,9 +295,7 @@ impl KvCache {
             // Zero times NaN or infinity is NaN, so one sum finds either.
             let spoilt = (tensor.clone() * 0.0).sum();
             let largest = tensor.abs().max();
-            let numbers: Vec<f32> = Tensor::cat(vec![spoilt, largest], 0)
-                .try_into_vec_as()
-                .map_err(|error| Error::Execution(error.to_string()))?;
+            let numbers = numbers(Tensor::cat(vec![spoilt, largest], 0))?;
             if numbers[0].is_nan() {
                 return Err(Error::NotFinite {
                     layer,

@@ -4,8 +4,9 @@
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Tensor};
 
+use super::host::numbers;
 use super::{AttentionOptions, KvCache, KvCacheConfig};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::method::Method;
 
 /// What a method did to the attention of one layer.
@@ -106,7 +107,7 @@ impl KvCache {
                 ],
                 0,
             );
-            let squares = read(squares)?;
+            let squares = numbers(squares)?;
             let divergences = self.divergences(&held.cache, layer, last, scale)?;
             let seen = &mut held.layers[layer];
             seen.add(&LayerComparison {
@@ -139,12 +140,6 @@ impl KvCache {
         let (exact, stored) = (scores(self)?, scores(other)?);
         let weights = softmax(exact.clone(), 2);
         let log = burn::tensor::activation::log_softmax::<3>;
-        read((weights * (log(exact, 2) - log(stored, 2))).sum_dim(2))
+        numbers((weights * (log(exact, 2) - log(stored, 2))).sum_dim(2))
     }
-}
-
-fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
-    tensor
-        .try_into_vec_as()
-        .map_err(|error| Error::Execution(error.to_string()))
 }

@@ -299,6 +299,15 @@ impl KvCacheConfig {
         Ok(cache)
     }
 
+    /// The same with `batch` empty sequences, and room for no more.
+    pub(crate) fn init_rows(self, batch: usize, device: &Device) -> Result<KvCache> {
+        let mut cache = self.with_max_sequences(batch).init(device)?;
+        for _ in 1..batch {
+            cache.add_sequence()?;
+        }
+        Ok(cache)
+    }
+
     fn filled<const D: usize>(
         &self,
         shape: [usize; D],

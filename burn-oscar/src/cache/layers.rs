@@ -100,14 +100,21 @@ impl KvCacheConfig {
         LayerTransform::new(key, value, calibration, layer, self.head_dim, device)
     }
 
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<()> {
+        match layer < self.n_layers {
+            true => Ok(()),
+            false => Err(Error::Layer {
+                layer,
+                layers: self.n_layers,
+            }),
+        }
+    }
+
     pub(super) fn validate_layers(&self) -> Result<()> {
         let options = &self.layer_options;
         let named = options.exact.iter().chain(options.windows.keys());
-        if let Some(&layer) = named.max().filter(|layer| **layer >= self.n_layers) {
-            return Err(Error::Layer {
-                layer,
-                layers: self.n_layers,
-            });
+        if let Some(&layer) = named.max() {
+            self.check_layer(layer)?;
         }
         if options.windows.values().any(|&tokens| tokens == 0) {
             return Err(Error::Zero {
@@ -122,12 +129,7 @@ impl KvCacheConfig {
 
     /// The same for one of the layers alone.
     pub(crate) fn single_layer(&self, layer: usize) -> Result<Self> {
-        if layer >= self.n_layers {
-            return Err(Error::Layer {
-                layer,
-                layers: self.n_layers,
-            });
-        }
+        self.check_layer(layer)?;
         let mut config = self.clone();
         config.n_layers = 1;
         let here = &self.layer_options;

@@ -16,6 +16,7 @@ mod attend_only;
 mod compare;
 mod config;
 mod decode;
+mod host;
 mod layers;
 mod manage;
 mod memory;
@@ -31,6 +32,7 @@ pub use attend::AttentionOptions;
 #[cfg(feature = "calibrate")]
 pub use compare::LayerComparison;
 pub use config::KvCacheConfig;
+pub(crate) use host::flags;
 pub(crate) use layers::check_foldable;
 pub use memory::MemoryReport;
 #[cfg(feature = "calibrate")]

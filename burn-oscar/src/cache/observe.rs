@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
 
+use super::host::numbers;
 use super::{KvCache, KvCacheConfig, SequenceId};
 use crate::calibration::statistics::{LayerStatistics, Observation};
 use crate::calibration::{Statistics, StatisticsConfig};
@@ -199,12 +200,6 @@ impl KvCache {
             _ => Ok(()),
         }
     }
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
-    tensor
-        .try_into_vec_as()
-        .map_err(|error| Error::Execution(error.to_string()))
 }
 
 /// Sums of the causal attention weights `p` of a call, in the order of [`Observation`]'s fields.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
+use super::host::flags;
 use super::{AttentionOptions, KvCache};
 use crate::error::{Error, Result};
 
@@ -33,12 +34,9 @@ impl Padding {
                 rows: vec![0..0; batch],
             });
         }
-        let mask: Vec<i32> = mask_pad
-            .int()
-            .try_into_vec_as()
-            .map_err(|error| Error::Execution(error.to_string()))?;
+        let mask = flags(mask_pad)?;
         let rows = mask.chunks(width).enumerate().map(|(row, mask)| {
-            let real = |&pad: &i32| pad == 0;
+            let real = |&pad: &bool| !pad;
             let Some(start) = mask.iter().position(real) else {
                 return Ok(0..0);
             };

@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::nn::attention::MultiHeadAttention;
 use burn::tensor::{Bool, DType, Tensor};
 
-use crate::cache::KvCache;
+use crate::cache::{KvCache, flags};
 use crate::error::{Error, Result};
 
 /// Checks that an attention mask `[batch, tokens, tokens]`, true where attention is masked, is the
@@ -27,15 +27,12 @@ pub fn check_causal_mask(mask_attn: Tensor<3, Bool>) -> Result<()> {
     if batch * tokens == 0 {
         return Ok(());
     }
-    let mask: Vec<i32> = mask_attn
-        .int()
-        .try_into_vec_as()
-        .map_err(|error| Error::Execution(error.to_string()))?;
+    let mask = flags(mask_attn)?;
     for (row, mask) in mask.chunks(tokens * tokens).enumerate() {
-        let differs = |at: &usize| (mask[*at] != 0) != (at % tokens > at / tokens);
+        let differs = |at: &usize| mask[*at] != (at % tokens > at / tokens);
         if let Some(at) = (0..mask.len()).find(differs) {
             let (query, key) = (at / tokens, at % tokens);
-            let state = if mask[at] != 0 { "masks" } else { "shows" };
+            let state = if mask[at] { "masks" } else { "shows" };
             return Err(Error::Mask {
                 mask: "mask_attn",
                 row,

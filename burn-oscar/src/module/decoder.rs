@@ -55,16 +55,9 @@ impl DecoderCache {
         batch: usize,
         device: &Device,
     ) -> Result<Self> {
-        let init = |config: KvCacheConfig| {
-            let mut cache = config.with_max_sequences(batch).init(device)?;
-            for _ in 1..batch {
-                cache.add_sequence()?;
-            }
-            Ok(cache)
-        };
         Ok(Self {
-            target: init(target)?,
-            memory: init(memory)?,
+            target: target.init_rows(batch, device)?,
+            memory: memory.init_rows(batch, device)?,
         })
     }
 }

@@ -56,10 +56,7 @@ pub fn fold_values(
     }
     check_foldable(config.method())?;
     config.validate()?;
-    let layers = config.n_layers();
-    if layer >= layers {
-        return Err(Error::Layer { layer, layers });
-    }
+    config.check_layer(layer)?;
     let heads = check_shapes(config, &value, &output)?;
     for (tensor, dtype) in [
         ("value weight", value.weight.val().dtype()),

@@ -35,11 +35,7 @@ impl KeyValueCache {
     pub fn for_layers(config: &KvCacheConfig, batch: usize, device: &Device) -> Result<Vec<Self>> {
         (0..config.n_layers())
             .map(|layer| {
-                let config = config.single_layer(layer)?.with_max_sequences(batch);
-                let mut cache = config.init(device)?;
-                for _ in 1..batch {
-                    cache.add_sequence()?;
-                }
+                let cache = config.single_layer(layer)?.init_rows(batch, device)?;
                 Ok(Self { cache })
             })
             .collect()
