@@ -24,6 +24,16 @@ pub fn kernel_device() -> Device {
     }
 }
 
+/// How far a result may be off where Burn multiplies matrices on the device: `limit`, but on CUDA
+/// no less than what TF32 products cost.
+pub fn product_limit(device: &Device, limit: f64) -> f64 {
+    let cuda = std::env::var("BURN_OSCAR_DEVICE").is_ok_and(|name| name == "cuda");
+    match cuda && *device != Device::flex() {
+        true => limit.max(3e-3),
+        false => limit,
+    }
+}
+
 /// Every recipe, by name: the presets at two bits and, where they allow it, at four, one with an
 /// exact side, and `exact`. The operations take transformed vectors, so nothing is transformed
 /// here: matrix products on CubeCL's CPU runtime take longer than all kernels.

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_oscar::backend::{self, Pages, fused_calls, read_pages};
 use burn_oscar::quantizer::Role;
 use burn_oscar::{AttentionOptions, KvCache, KvCacheConfig, Method};
-use capabilities::recipes::{Noise, kernel_device, methods};
+use capabilities::recipes::{Noise, kernel_device, method, methods};
 
 use super::{alone, error, numbers};
 
@@ -229,4 +229,19 @@ fn no_windows() {
         ..CASE
     };
     every_recipe(8, 1, case, &[([700, 20], Some(290)), ([256, 0], None)]);
+}
+
+/// A plane of the portable kernel has several heads, one after the other: its units must meet
+/// again after what only one of them does.
+#[test]
+fn more_heads_than_planes() {
+    let _alone = alone();
+    for (name, group) in [("exact", 7), ("exact values", 8), ("exact values", 5)] {
+        let case = Case {
+            group,
+            lengths: [180, 20],
+            ..CASE
+        };
+        check(name, &method(name), case);
+    }
 }

@@ -1,8 +1,9 @@
 //! Decorated modules on the kernels' device, against the undecorated ones on flex.
 
+use burn::tensor::Device;
 use burn_oscar::Method;
 use burn_oscar::backend::fused_calls;
-use capabilities::recipes::kernel_device;
+use capabilities::recipes::{kernel_device, product_limit};
 
 use super::alone;
 use crate::module::decoder::Case;
@@ -10,9 +11,9 @@ use crate::module::{attend_only, attention, cross, decoder};
 
 /// The methods of these tests, each with how far its decoded tokens may be off, relative to them.
 /// Pages with means have 256 tokens, more than this runtime multiplies matrices of in a short time.
-fn methods() -> [(Method, f64); 3] {
+fn methods(device: &Device) -> [(Method, f64); 3] {
     [
-        (Method::exact(), 1e-5),
+        (Method::exact(), product_limit(device, 1e-5)),
         (Method::oscar_scaled(), 0.1),
         (Method::hadamard_centred().with_page_means(false), 0.1),
     ]
@@ -38,21 +39,22 @@ fn reading_alone_is_done_by_kernels() {
 fn self_attention() {
     let _alone = alone();
     let device = kernel_device();
-    for (method, limit) in methods() {
+    for (method, limit) in methods(&device) {
         let found = attention::chunks(&method, 90, &device);
         println!("{}: {found:.4}", method.name());
         assert!(found < limit, "{}: {found}", method.name());
     }
     let rows = [(0, 90), (80, 10)];
     let errors = attention::ragged(&Method::exact(), &rows, 90, 2, &device);
-    assert!(errors.iter().all(|&error| error < 1e-5), "{errors:?}");
+    let limit = product_limit(&device, 1e-5);
+    assert!(errors.iter().all(|&error| error < limit), "{errors:?}");
 }
 
 #[test]
 fn cross_attention() {
     let _alone = alone();
     let device = kernel_device();
-    for (method, limit) in methods() {
+    for (method, limit) in methods(&device) {
         let name = method.name().to_string();
         let method = method.with_sink(0).with_recent(0);
         let found = cross::check(&method, &[(0, 90), (26, 64)], 90, &device);
@@ -80,7 +82,7 @@ fn decoder() {
         memory: vec![(0, 90)],
         memory_width: 90,
     };
-    let [exact, scaled, _] = methods();
+    let [exact, scaled, _] = methods(&device);
     for ((method, limit), case) in [(exact, ragged), (scaled, packed)] {
         let errors = decoder::check(&method, true, &case, &device);
         println!("{}: {errors:.4?}", method.name());

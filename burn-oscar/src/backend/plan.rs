@@ -7,8 +7,10 @@ use burn::backend::{Backend, ExtensionType};
 
 use crate::quantizer::layout::CHUNK_TOKENS;
 
-/// Words of a work item on the device.
-pub const ITEM_WORDS: usize = 12;
+/// Words of a work item on the device, those of its row and its first pages included.
+pub const ITEM_WORDS: usize = 12 + NEAR_PAGES;
+/// Entries of the page table that stand in a work item: one for each unit of a plane.
+pub const NEAR_PAGES: usize = 32;
 /// Words of a row on the device.
 pub const ROW_WORDS: usize = 8;
 /// Bits of a page number in an entry of the page table; its valid tokens take the rest.
@@ -68,15 +70,17 @@ pub struct AttentionPlan<B: Backend> {
     pub scale: f64,
     /// The newest tokens that a query token sees, itself included; `None` for all.
     pub window: Option<usize>,
-    /// Work items, and room for as many partial results; those without tokens end at once.
+    /// Work items; those without tokens end at once.
     pub items: usize,
+    /// Partial results that there is room for.
+    pub parts: usize,
     /// u32: work items, then rows.
     pub steps: IntTensor<B>,
     /// u32: page numbers and valid tokens of all rows.
     pub table: IntTensor<B>,
-    /// u32 `[rows * kv_heads * query heads]`, zero between calls: partial results that have
-    /// arrived.
-    pub counters: IntTensor<B>,
+    /// u32, room for `parts` partial results of [`MAX_HEAD_RATIO`] query heads for each KV head: what
+    /// the cubes of a kernel hand to each other. Zero between calls.
+    pub exchange: IntTensor<B>,
 }
 
 /// What a plan depends on besides the rows.
@@ -94,6 +98,11 @@ impl Limits {
     /// Work items that `rows` rows have room for, whatever their lengths.
     pub fn items(&self, rows: usize) -> usize {
         rows + self.splits
+    }
+
+    /// Partial results that rows cut into several items have at most.
+    pub fn parts(&self) -> usize {
+        self.splits
     }
 }
 
@@ -132,6 +141,8 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         table: Vec::new(),
         items,
     };
+    let per_page = limits.page_tokens / CHUNK_TOKENS;
+    let entry = |&(page, tokens): &(u32, usize)| page | (tokens as u32) << PAGE_BITS;
     let mut row_words = Vec::new();
     let mut first_part = 0;
     for (index, row) in rows.iter().enumerate() {
@@ -144,12 +155,14 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         let share = exact.div_ceil(parts).next_multiple_of(EXACT_TOKENS);
         // No part is empty: a cube without work would not arrive at the merge.
         let parts = parts.min(held.max(exact.div_ceil(share)));
+        // A row of one part has no partial result.
+        let own_first = if parts > 1 { first_part } else { 0 };
         let place = [
             row.slot as u32,
             row.sinks as u32,
             row.recent as u32,
             parts as u32,
-            first_part,
+            own_first,
             words.table.len() as u32,
         ];
         for part in 0..parts {
@@ -159,17 +172,21 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
                 index as u32,
                 start as u32,
                 (held * (part + 1) / parts - start) as u32,
-                first_part + part as u32,
+                own_first + part as u32,
                 exact_start as u32,
                 share.min(exact - exact_start) as u32,
             ]);
             words.steps.extend(place);
+            let near = row.pages.iter().skip(start / per_page).map(entry);
+            let near = near.chain(std::iter::repeat(0));
+            words.steps.extend(near.take(NEAR_PAGES));
         }
         row_words.extend(place);
         row_words.extend([row.next as u32, 0]);
         debug_assert_eq!(row_words.len(), (index + 1) * ROW_WORDS);
-        first_part += parts as u32;
-        let entry = |&(page, tokens): &(u32, usize)| page | (tokens as u32) << PAGE_BITS;
+        if parts > 1 {
+            first_part += parts as u32;
+        }
         words.table.extend(row.pages.iter().map(entry));
     }
     debug_assert!(words.steps.len() <= items * ITEM_WORDS);
@@ -223,8 +240,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every chunk and every exact token is in one item, every part has one item, and no row
-        /// has more parts than a merge holds.
+        /// Every chunk and every exact token is in one item, every part has one item with the
+        /// entries of its first pages, and no row has more parts than a merge holds.
         #[test]
         fn items_cover_everything_once(
             rows in prop::collection::vec(row(), 1..9),
@@ -240,6 +257,9 @@ mod tests {
                 let held = |item: &&[u32]| item[2] + item[5] > 0 && item[0] == index as u32;
                 let mut own_parts = Vec::new();
                 for item in items.filter(held) {
+                    let pages = item[11] as usize..item[11] as usize + row.pages.len();
+                    let near = words.table[pages].iter().skip(item[1] as usize / 4).chain(&[0; 32]);
+                    prop_assert!(item[12..].iter().eq(near.take(NEAR_PAGES)));
                     for (seen, at) in seen.iter_mut().zip([1, 4]) {
                         let range = item[at] as usize..(item[at] + item[at + 1]) as usize;
                         seen[range].iter_mut().for_each(|n| *n += 1);
@@ -252,9 +272,16 @@ mod tests {
                 let expected: Vec<u32> = (row_words[4]..row_words[4] + row_words[3]).collect();
                 prop_assert_eq!(&own_parts, &expected);
                 prop_assert!(own_parts.len() <= MAX_PARTS);
-                parts.extend(own_parts);
+                if own_parts.len() > 1 {
+                    parts.extend(own_parts);
+                }
             }
-            prop_assert!(parts.len() <= words.items);
+            prop_assert!(parts.len() <= limits.parts());
+            prop_assert!(parts.iter().all(|&part| (part as usize) < limits.parts()));
+            let count = parts.len();
+            parts.sort();
+            parts.dedup();
+            prop_assert_eq!(parts.len(), count);
         }
     }
 }

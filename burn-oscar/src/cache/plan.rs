@@ -73,11 +73,8 @@ impl KvCache {
             Some(held) if same_pages(&held.rows, &rows) => held.table.clone(),
             _ => self.words(padded(&words.table, 1)).into_dispatch(),
         };
-        let counters = match held {
-            Some(held) if held.rows.len() == rows.len() => held.counters,
-            _ => self.counters(rows.len()).into_dispatch(),
-        };
-        let plan = self.plan_of(words, rows, scale, table, counters);
+        let exchange = held.map_or_else(|| self.exchange(), |held| held.exchange);
+        let plan = self.plan_of(words, rows, scale, table, exchange);
         self.step_plan = Some(plan.clone());
         plan
     }
@@ -90,8 +87,7 @@ impl KvCache {
         // the sequences stay the same: they can add as many as the pool has, and no more.
         let capacity = words.table.len() + self.pool.pages();
         let table = self.words(padded(&words.table, capacity)).into_dispatch();
-        let counters = self.counters(rows.len()).into_dispatch();
-        self.plan_of(words, rows, scale, table, counters)
+        self.plan_of(words, rows, scale, table, self.exchange())
     }
 
     fn plan_of(
@@ -100,13 +96,14 @@ impl KvCache {
         rows: Vec<PlanRow>,
         scale: f64,
         table: DispatchTensor,
-        counters: DispatchTensor,
+        exchange: DispatchTensor,
     ) -> AttentionPlan<Dispatch> {
         AttentionPlan {
             items: words.items,
+            parts: self.limits().parts(),
             steps: self.words(words.steps).into_dispatch(),
             table,
-            counters,
+            exchange,
             rows: Arc::new(rows),
             scale,
             window: None,
@@ -136,9 +133,10 @@ impl KvCache {
         Tensor::from_data(TensorData::new(words, [length]), (&self.device, DType::U32))
     }
 
-    fn counters(&self, rows: usize) -> Tensor<1, Int> {
-        // As many groups of query heads as there may be for each KV head.
-        self.words(vec![0; rows * self.config.n_kv_heads * MAX_HEAD_RATIO])
+    fn exchange(&self) -> DispatchTensor {
+        let partial = MAX_HEAD_RATIO * (self.config.head_dim + 2);
+        let words = self.limits().parts() * self.config.n_kv_heads * partial;
+        Tensor::<1, Int>::zeros([words], (&self.device, DType::U32)).into_dispatch()
     }
 }
 

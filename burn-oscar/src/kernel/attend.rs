@@ -9,7 +9,7 @@
 use cubecl::prelude::*;
 
 use super::field::{number, place};
-use super::merge::{F4, finish};
+use super::merge::finish;
 use super::shape::{Shape, exact_place, heads};
 use super::spec::Store;
 use super::steps::{Item, item, item_row, page};
@@ -96,7 +96,7 @@ fn page_number<F: Float, N: Size>(
     }
 }
 
-/// The portable decode kernel; grid: work items x groups of query heads.
+/// The portable decode kernel; grid: groups of query heads x work items.
 #[cube(launch_unchecked)]
 pub fn attend<F: Float, N: Size>(
     query: &[F],
@@ -116,20 +116,19 @@ pub fn attend<F: Float, N: Size>(
     value_means: &[u32],
     steps: &[u32],
     table: &[u32],
-    counters: &[Atomic<u32>],
-    partials: &mut [F4],
-    stats: &mut [f32],
+    exchange: &[Atomic<u32>],
+    partials: &mut [f32],
     out: &mut [F],
     parts: u32,
     scale: f32,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
 ) {
-    let item = item(steps, CUBE_POS_X as usize);
+    let item = item(steps, CUBE_POS_Y as usize);
     if item.count + item.exact_count == 0 {
         terminate!();
     }
-    let row = item_row(steps, CUBE_POS_X as usize);
+    let row = item_row(steps, CUBE_POS_Y as usize);
     let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
     let head_dim = comptime!(shape.head_dim);
     let count = comptime!(shape.heads);
@@ -269,9 +268,8 @@ pub fn attend<F: Float, N: Size>(
     }
     finish::<F>(
         &mut memory,
-        counters,
+        exchange,
         partials,
-        stats,
         out,
         &item,
         &row,

@@ -24,12 +24,12 @@ use crate::backend::plan::EXACT_TOKENS as EXACT;
 use super::chunk::{self, W4};
 use super::exact::exact_plane;
 use super::fragments::key_products;
-use super::merge::{F4, finish};
-use super::query::{QueryMemory, load_query};
+use super::merge::finish;
+use super::query::{OwnQuery, QueryMemory};
 use super::shape::{Shape, exact_place, heads};
 use super::spec::Parameters;
-use super::steps::{item, item_row, page};
-use super::tile::{LOWEST, TileMemory, start};
+use super::steps::{item, item_row, near, near_page, page};
+use super::tile::{LOWEST, TileMemory};
 use super::warp::{
     MEAN_SCORE, Running, WarpMemory, combine, flush_page, new_page, store_warp, values,
 };
@@ -48,7 +48,7 @@ fn step(c: usize, by_page: bool, #[comptime] chunks: usize, #[comptime] planes: 
     next
 }
 
-/// The tensor-core decode kernel; grid: work items x groups of four query heads.
+/// The tensor-core decode kernel; grid: groups of four query heads x work items.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
 pub fn decode<F: Float, N: Size>(
     query: &[F],
@@ -65,86 +65,51 @@ pub fn decode<F: Float, N: Size>(
     value_means: &[u32],
     steps: &[u32],
     table: &[u32],
-    counters: &[Atomic<u32>],
-    partials: &mut [F4],
-    stats: &mut [f32],
+    exchange: &[Atomic<u32>],
+    partials: &mut [f32],
     out: &mut [F],
+    rows: u32,
     parts: u32,
     scale: f32,
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
 ) {
-    let item = item(steps, CUBE_POS_X as usize);
-    if item.count + item.exact_count == 0 {
-        terminate!();
-    }
-    let row = item_row(steps, CUBE_POS_X as usize);
-    let heads = heads(item.row, parts as usize, comptime!(shape.clone()));
-    let head_dim = comptime!(shape.head_dim);
-    let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
-    start::<F>(
-        &mut memory,
-        query,
-        heads.first,
-        heads.held,
-        scale,
-        4usize,
-        head_dim,
-    );
-    sync_cube();
-
-    let key = comptime!(shape.key.packed().cloned().unwrap());
-    let value = comptime!(shape.value.packed().cloned().unwrap());
     let lane = UNIT_POS as usize % 32;
     let warp = UNIT_POS as usize / 32;
-    let planes = comptime!(shape.planes);
-    let mut query_memory = QueryMemory::new(comptime!(key.clone()));
-    let mut warps = WarpMemory::new(planes);
-    if warp < 4 {
-        load_query(
-            &memory,
-            &mut query_memory,
-            lane,
-            warp,
-            comptime!(key.clone()),
-        );
+    let near = near(steps, CUBE_POS_Y as usize, lane);
+    let item = item(steps, CUBE_POS_Y as usize);
+    let row = item_row(steps, CUBE_POS_Y as usize);
+    // A single row's query is on its way together with the item.
+    let mut own_row = 0usize.runtime();
+    if rows > 1 {
+        own_row = item.row;
     }
-    sync_cube();
+    let heads = heads(own_row, parts as usize, comptime!(shape.clone()));
+    let own_query =
+        OwnQuery::load::<F>(query, &heads, scale, lane, warp, comptime!(shape.head_dim));
+    // An item without tokens has no parts, no chunks and no pages. Looking at all of them has all
+    // words of the item on their way before the first is there.
+    if (near | (item.count + row.parts) as u32) == 0u32 {
+        terminate!();
+    }
+    let head_dim = comptime!(shape.head_dim);
+    let key = comptime!(shape.key.packed().cloned().unwrap());
+    let value = comptime!(shape.value.packed().cloned().unwrap());
+    let planes = comptime!(shape.planes);
+    let chunks = comptime!(key.chunks());
 
     // Exact tokens go to the first planes, history to the others first.
-    let has_exact = warp * comptime!(EXACT) < item.exact_count;
-    if has_exact {
-        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        exact_plane::<F, N>(
-            &mut memory,
-            &mut warps,
-            &query_memory,
-            own_key,
-            own_value,
-            key_tier,
-            value_tier,
-            &at,
-            item.exact_first,
-            item.exact_count,
-            lane,
-            warp,
-            planes,
-            comptime!(shape.sink),
-            head_dim,
-        );
-        sync_plane();
-    }
-    let exact_planes = item.exact_count.div_ceil(comptime!(EXACT)) % planes;
+    // Few of them are cut smaller, except where means of pages need the registers.
+    let is_few = comptime!(!key.means && !value.means).runtime()
+        && item.exact_count <= comptime!(planes * EXACT / 2);
+    let plane_tokens = select(
+        is_few,
+        comptime!(EXACT / 2).runtime(),
+        comptime!(EXACT).runtime(),
+    );
+    let has_exact = warp * plane_tokens < item.exact_count;
+    let exact_planes = item.exact_count.div_ceil(plane_tokens) % planes;
     let turn = (warp + planes - exact_planes) % planes;
-    let chunks = comptime!(key.chunks());
-    let mut running = Running::new(comptime!(value.clone()));
-    let products = comptime!(key_products(&key));
-    let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
-    let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
-    if comptime!(!per_channel) {
-        query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
-    }
-
     // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
     // means and there is enough work, neighbouring pages.
     let end = item.first + item.count;
@@ -155,17 +120,82 @@ pub fn decode<F: Float, N: Size>(
         c = select(first < item.first, item.first, first);
     }
     let mut c_next = step(c, by_page, chunks, planes);
-    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
-    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
     let mut page_now = 0usize.runtime();
     let mut valid_now = 0usize.runtime();
     let mut page_next = 0usize.runtime();
     let mut valid_next = 0usize.runtime();
     if c < end {
-        let (p, v) = page(table, row.table + c / chunks);
+        let (p, v) = near_page(near, item.first / chunks, table, &row, c / chunks);
         page_now = p;
         valid_now = v;
-        let at = p * comptime!(shape.kv_heads) + heads.kv_head;
+    }
+    if c_next < end {
+        let (p, v) = near_page(near, item.first / chunks, table, &row, c_next / chunks);
+        page_next = p;
+        valid_next = v;
+    }
+    let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
+    let mut query_memory = QueryMemory::new(comptime!(key.clone()));
+    let mut warps = WarpMemory::new(planes);
+    if warp < 4 {
+        own_query.share(&mut query_memory, lane, warp, comptime!(key.clone()));
+    }
+    sync_cube();
+
+    if has_exact {
+        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
+        if is_few {
+            exact_plane::<F, N>(
+                &mut memory,
+                &mut warps,
+                &query_memory,
+                own_key,
+                own_value,
+                key_tier,
+                value_tier,
+                &at,
+                item.exact_first,
+                item.exact_count,
+                lane,
+                warp,
+                planes,
+                comptime!(EXACT / 2),
+                comptime!(shape.sink),
+                head_dim,
+            );
+        } else {
+            exact_plane::<F, N>(
+                &mut memory,
+                &mut warps,
+                &query_memory,
+                own_key,
+                own_value,
+                key_tier,
+                value_tier,
+                &at,
+                item.exact_first,
+                item.exact_count,
+                lane,
+                warp,
+                planes,
+                comptime!(EXACT),
+                comptime!(shape.sink),
+                head_dim,
+            );
+        }
+        sync_plane();
+    }
+    let mut running = Running::new(comptime!(value.clone()));
+    let products = comptime!(key_products(&key));
+    let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+    let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
+    if comptime!(!per_channel) {
+        query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
+    }
+    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+    if c < end {
+        let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
         chunk::load(
             key_words,
             key_pairs,
@@ -184,13 +214,8 @@ pub fn decode<F: Float, N: Size>(
             &mut held,
             comptime!(value.clone()),
         );
-        if c_next < end {
-            let (p, v) = page(table, row.table + c_next / chunks);
-            page_next = p;
-            valid_next = v;
-        }
         if comptime!(key.means) {
-            new_page(&memory, key_means, at, lane, &mut running, head_dim);
+            new_page(&query_memory, key_means, at, lane, &mut running, head_dim);
         }
     }
     while c < end {
@@ -264,7 +289,7 @@ pub fn decode<F: Float, N: Size>(
                 }
                 if comptime!(key.means) {
                     if c_next < end {
-                        new_page(&memory, key_means, next, lane, &mut running, head_dim);
+                        new_page(&query_memory, key_means, next, lane, &mut running, head_dim);
                     }
                 }
             }
@@ -293,9 +318,8 @@ pub fn decode<F: Float, N: Size>(
     sync_cube();
     finish::<F>(
         &mut memory,
-        counters,
+        exchange,
         partials,
-        stats,
         out,
         &item,
         &row,

@@ -1,4 +1,4 @@
-//! Exact tokens in the tensor-core kernel: sixteen at a time, by one plane, without barriers.
+//! Exact tokens in the tensor-core kernel: eight or sixteen at a time, by one plane, without barriers.
 //!
 //! A unit holds one vector of 16 bytes of every n-th token, of keys and of values, so that loads
 //! are of whole lines, and its share of the query in registers. Products are added up by halves: at
@@ -8,10 +8,7 @@
 
 use cubecl::prelude::*;
 
-use crate::backend::plan::EXACT_TOKENS as EXACT;
-
-use super::merge::F4;
-use super::query::QueryMemory;
+use super::query::{F4, QueryMemory};
 use super::tile::{ExactPlace, LOWEST, TileMemory, position};
 use super::warp::WarpMemory;
 
@@ -30,8 +27,8 @@ fn vector_at(
 }
 
 /// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `planes * EXACT` tokens, its own [`EXACT`]. The result is the plane's in the shared memories;
-/// there is at least one token for it.
+/// `planes * tokens` tokens, its own. The result is the plane's in the shared memories; there is at
+/// least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(
     memory: &mut TileMemory,
@@ -47,6 +44,7 @@ pub fn exact_plane<F: Float, N: Size>(
     lane: usize,
     plane: usize,
     #[comptime] planes: usize,
+    #[comptime] plane_tokens: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
@@ -54,12 +52,15 @@ pub fn exact_plane<F: Float, N: Size>(
     let vectors = comptime!(head_dim / width);
     // Tokens of one load of the plane, and loads of a round.
     let rows = comptime!(32 / vectors);
-    let tokens = comptime!(EXACT / rows);
+    let tokens = comptime!(plane_tokens / rows);
     let vector = lane % vectors;
     let row = lane / vectors;
     // Of the scores, a unit ends up with those of this token for heads `2 pair` and `2 pair + 1`.
     let pair = lane % 2;
-    let own = row + vector / 2 * rows;
+    let own = row + vector / 2 % tokens * rows;
+    // Bits of a lane: one of the pair of heads, these of the token, then copies, then the row.
+    let token_bits = comptime!(tokens.trailing_zeros());
+    let vector_bits = comptime!(vectors.trailing_zeros());
 
     let mut queries = Array::<F4>::new(width);
     #[unroll]
@@ -83,7 +84,7 @@ pub fn exact_plane<F: Float, N: Size>(
         sums[i] = 0.0;
     }
 
-    let mut before = plane * comptime!(EXACT);
+    let mut before = plane * comptime!(plane_tokens);
     while before < count {
         let mut keys = Array::<Vector<F, N>>::new(tokens);
         let mut values = Array::<Vector<F, N>>::new(tokens);
@@ -105,6 +106,8 @@ pub fn exact_plane<F: Float, N: Size>(
             }
         }
 
+        // Units without a token join those that have one, see `tile`.
+        sync_plane();
         // Product `((h / 2) tokens + j) 2 + h % 2` of head h and the j-th load.
         let mut scores = Array::<f32>::new(comptime!(4 * tokens));
         #[unroll]
@@ -122,9 +125,16 @@ pub fn exact_plane<F: Float, N: Size>(
         }
         halve(&mut scores, lane, 0u32, comptime!(2 * tokens));
         #[unroll]
-        for step in 0..comptime!(tokens.trailing_zeros()) {
-            let bit = comptime!(tokens.trailing_zeros() - step);
+        for step in 0..token_bits {
+            let bit = comptime!(token_bits - step);
             halve(&mut scores, lane, bit, comptime!(tokens >> step));
+        }
+        #[unroll]
+        for bit in comptime!(token_bits + 1)..vector_bits {
+            #[unroll]
+            for k in 0..2usize {
+                scores[k] += plane_shuffle_xor(scores[k], comptime!(1u32 << bit));
+            }
         }
 
         let inside = before + own < count;
@@ -143,14 +153,16 @@ pub fn exact_plane<F: Float, N: Size>(
             let mut sum = weight;
             #[unroll]
             for bit in 1..5u32 {
-                sum += plane_shuffle_xor(sum, comptime!(1u32 << bit));
+                if comptime!(bit <= token_bits || bit >= vector_bits) {
+                    sum += plane_shuffle_xor(sum, comptime!(1u32 << bit));
+                }
             }
             decay[k] = (max[k] - top).exp();
             total[k] = total[k] * decay[k] + sum;
             max[k] = top;
             weights[k] = weight;
         }
-        if before >= comptime!(planes * EXACT) {
+        if before >= comptime!(planes * plane_tokens) {
             #[unroll]
             for h in 0..4usize {
                 let decay = plane_shuffle(decay[comptime!(h % 2)], comptime!(h as u32 / 2));
@@ -172,7 +184,7 @@ pub fn exact_plane<F: Float, N: Size>(
                 }
             }
         }
-        before += comptime!(planes * EXACT);
+        before += comptime!(planes * plane_tokens);
     }
 
     if lane < 2 {

@@ -36,7 +36,7 @@ fn decode_planes(key: &Store) -> u32 {
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
 /// Arrays that the portable kernel binds.
-const BINDINGS: u32 = 21;
+const BINDINGS: u32 = 20;
 
 pub fn dims(tensor: &CubeTensor) -> [usize; 4] {
     let shape = tensor.meta.shape();
@@ -63,6 +63,7 @@ impl Offers {
         // With planes, a head's vectors are shared out over the 32 units of one.
         let planes = plane
             && features.plane.contains(Plane::Ops)
+            && features.plane.contains(Plane::Sync)
             && hardware.max_units_per_cube >= UNITS
             && [64, 128].contains(&head_dim);
         let product = MmaConfig {
@@ -73,15 +74,15 @@ impl Offers {
             n: 8,
             k: 32,
         };
-        let count = Type::atomic(u32::elem_type_native());
-        let counts = properties.atomic_type_usage(count);
+        let word = Type::atomic(u32::elem_type_native());
+        let uses = properties.atomic_type_usage(word);
         Self {
             planes,
             tensor_cores: planes
                 && features.matmul.mma.contains(&product)
                 && hardware.max_units_per_cube >= PLANE * DECODE_PLANES,
             merge: features.device_memory_scope
-                && counts.contains(cubecl::features::AtomicUsage::Add),
+                && uses.contains(cubecl::features::AtomicUsage::LoadStore),
             units: hardware.max_units_per_cube.min(UNITS),
         }
     }
@@ -182,10 +183,14 @@ pub fn attend(
             "devices that bind {} arrays at most",
             client.properties().hardware.max_bindings
         ))
+    } else if plan.items > client.properties().hardware.max_cube_count.1 as usize {
+        Some("more sequences than a launch has cubes".into())
     } else if plan
         .rows
         .iter()
         .any(|row| row.slot >= dims(&layer.key_tier)[0])
+        || plan.exchange.meta.shape().num_elements()
+            < plan.parts * kv_heads * MAX_HEAD_RATIO * (head_dim + 2)
     {
         Some("a plan of another cache".into())
     } else {
@@ -235,12 +240,13 @@ pub fn attend(
             (true, false) => (UNITS / PLANE) as usize,
             (true, true) => decode_planes(&key_side.store) as usize,
         },
-        merge: offers.merge,
+        merge: offers.merge && offers.planes,
     };
     let groups = kv_heads * shape.tiles();
-    let partials = groups * plan.items * shape.heads;
-    let partial_sums = client.empty(partials * head_dim * 4);
-    let stats = client.empty(partials * 2 * 4);
+    let words = groups * plan.parts * shape.partial_words();
+    // Only where a second launch merges; an array must not be empty.
+    let partial_words = if shape.merge { 1 } else { words.max(1) };
+    let partials = client.empty(partial_words * 4);
     let bytes = rows * heads * head_dim * query.dtype.size();
     let out = CubeTensor::new_contiguous(
         client.clone(),
@@ -253,12 +259,10 @@ pub fn attend(
     let float = query.dtype.size();
     // Activations are read 16 bytes at a time: head_dim is a multiple of 16.
     let width = 16 / float;
-    let cubes = CubeCount::Static(plan.items as u32, groups as u32, 1);
+    let cubes = CubeCount::Static(groups as u32, plan.items as u32, 1);
     // SAFETY: lengths are those of the buffers. Rows, slots, pages and positions come from the
     // cache's own plan, which keeps them inside the pools and tiers.
-    let sums_arg =
-        || unsafe { BufferArg::from_raw_parts(partial_sums.clone(), partials * head_dim / 4) };
-    let stats_arg = || unsafe { BufferArg::from_raw_parts(stats.clone(), partials * 2) };
+    let partials_arg = || unsafe { BufferArg::from_raw_parts(partials.clone(), partial_words) };
     if tensor_cores {
         unsafe {
             decode::launch_unchecked(
@@ -280,11 +284,11 @@ pub fn attend(
                 array(&value_side.means, 4),
                 array(&plan.steps, 4),
                 array(&plan.table, 4),
-                array(&plan.counters, 4),
-                sums_arg(),
-                stats_arg(),
+                array(&plan.exchange, 4),
+                partials_arg(),
                 array(&out, float),
-                plan.items as u32,
+                rows as u32,
+                plan.parts as u32,
                 plan.scale as f32,
                 shape.clone(),
                 dtype,
@@ -314,11 +318,10 @@ pub fn attend(
                 array(&value_side.means, 4),
                 array(&plan.steps, 4),
                 array(&plan.table, 4),
-                array(&plan.counters, 4),
-                sums_arg(),
-                stats_arg(),
+                array(&plan.exchange, 4),
+                partials_arg(),
                 array(&out, float),
-                plan.items as u32,
+                plan.parts as u32,
                 plan.scale as f32,
                 shape.clone(),
                 dtype,
@@ -329,14 +332,13 @@ pub fn attend(
         unsafe {
             merge_rows::launch_unchecked(
                 &client,
-                CubeCount::Static(rows as u32, groups as u32, 1),
+                CubeCount::Static(groups as u32, rows as u32, 1),
                 CubeDim::new_1d(offers.units),
-                sums_arg(),
-                stats_arg(),
+                partials_arg(),
                 array(&plan.steps, 4),
                 array(&out, float),
                 plan.items as u32,
-                plan.items as u32,
+                plan.parts as u32,
                 shape,
                 dtype,
             );

@@ -2,7 +2,9 @@
 
 mod arithmetic;
 mod channel;
+mod demote;
 mod page;
+mod pool;
 mod recipe;
 mod token;
 mod words;
@@ -19,8 +21,10 @@ use cubecl::prelude::*;
 
 use super::fallback_once;
 use crate::backend::portable::{self, Ints, Real};
-use crate::backend::{Demotion, KvLayer, OptionalTensor, PackedPages, Pages};
-use recipe::Recipe;
+use crate::backend::{Demotion, KvLayer, PackedPages, Pages};
+use pool::Pool;
+pub use pool::own;
+use recipe::{Device, Recipe};
 
 /// Units of a cube, where the runtime has as many.
 const UNITS: u32 = 256;
@@ -41,6 +45,19 @@ struct Source {
     count: usize,
     /// The slots, where `vectors` is a tier.
     slots: Option<Vec<usize>>,
+}
+
+impl Source {
+    /// The oldest page of the recent tokens of slots.
+    fn leaving(tier: &CubeTensor, ids: &CubeTensor, moves: &[Demotion], start: usize) -> Self {
+        Self {
+            vectors: tier.clone(),
+            start,
+            ids: ids.clone(),
+            count: moves.len(),
+            slots: Some(moves.iter().map(|m| m.slot).collect()),
+        }
+    }
 }
 
 /// Packs whole pages, see [`KvCacheOps::kv_write_pages`](crate::backend::KvCacheOps).
@@ -80,21 +97,15 @@ pub fn demote(layer: KvLayer<CubeBackend>, moves: &[Demotion]) -> KvLayer<CubeBa
     let handle = client.create_from_slice(u32::as_bytes(&numbers));
     let shape = Shape::from(vec![numbers.len()]);
     let ids = CubeTensor::new_contiguous(client, device, shape, handle, DType::U32);
+    let layer = match demote::at_once(layer, &ids, moves) {
+        Ok(layer) => return layer,
+        Err(layer) => layer,
+    };
     let side = |store: Pages<CubeBackend>, tier: CubeTensor| {
         let tier = quads(tier);
-        let source = Source {
-            vectors: tier.clone(),
-            start: layer.sink,
-            ids: ids.clone(),
-            count: moves.len(),
-            slots: Some(moves.iter().map(|m| m.slot).collect()),
-        };
-        let store = write_side(store, &source);
-        drop(source);
-        (
-            store,
-            shift_down(tier, &ids, moves, layer.sink, page_tokens),
-        )
+        let store = write_side(store, &Source::leaving(&tier, &ids, moves, layer.sink));
+        let tier = demote::shift_down(tier, &ids, moves, layer.sink, page_tokens);
+        (store, tier)
     };
     let (key, key_tier) = side(layer.key, layer.key_tier);
     let (value, value_tier) = side(layer.value, layer.value_tier);
@@ -134,7 +145,7 @@ fn write_portable(store: Pages<CubeBackend>, source: &Source) -> Pages<CubeBacke
 fn supported(packed: &PackedPages<CubeBackend>, source: &Source) -> Result<Recipe, String> {
     let client = &source.vectors.client;
     let hardware = &client.properties().hardware;
-    let recipe = Recipe::new(&packed.spec, source.vectors.dtype, lanes(client))?;
+    let recipe = Recipe::new(&packed.spec, source.vectors.dtype, device(client))?;
     if recipe.shared_bytes() > hardware.max_shared_memory_size {
         return Err("packing heads that do not fit into shared memory".into());
     }
@@ -147,14 +158,19 @@ fn supported(packed: &PackedPages<CubeBackend>, source: &Source) -> Result<Recip
     }
 }
 
-/// Units that share a token: more than one where they can shuffle.
-fn lanes(client: &Client) -> usize {
+fn device(client: &Client) -> Device {
     let properties = client.properties();
     let hardware = &properties.hardware;
-    let planes = properties.features.plane.contains(Plane::Ops)
+    let shuffles = properties.features.plane.contains(Plane::Ops)
         && hardware.plane_size_min as usize >= LANES
         && hardware.max_units_per_cube as usize >= 2 * LANES;
-    if planes { LANES } else { 1 }
+    Device {
+        lanes: if shuffles { LANES } else { 1 },
+        // CUDA, HIP and the CPU report their size, and are compiled without reordering; compilers
+        // of shaders may reorder.
+        plain_sums: hardware.num_streaming_multiprocessors.is_some()
+            || hardware.num_cpu_cores.is_some(),
+    }
 }
 
 /// A cube for the work on 64 tokens: with several lanes a token, as many units as share the
@@ -178,25 +194,6 @@ fn quads(x: CubeTensor) -> CubeTensor {
     if aligned { x } else { into_contiguous(x) }
 }
 
-/// The tensor itself if nobody else holds it, else a copy.
-pub fn own(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() && tensor.is_nonoverlapping() {
-        true => tensor,
-        false => tensor.copy(),
-    }
-}
-
-fn own_optional(tensor: OptionalTensor<CubeBackend>) -> Option<CubeTensor> {
-    match tensor {
-        OptionalTensor::Present(tensor) => Some(own(tensor)),
-        OptionalTensor::Absent => None,
-    }
-}
-
-fn optional(tensor: Option<CubeTensor>) -> OptionalTensor<CubeBackend> {
-    tensor.map_or(OptionalTensor::Absent, OptionalTensor::Present)
-}
-
 /// Index width that reaches every element.
 fn address_type<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
     (tensors.into_iter())
@@ -205,113 +202,68 @@ fn address_type<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> Addres
         .unwrap_or_default()
 }
 
-#[allow(unsafe_code)]
 fn pack(
     packed: PackedPages<CubeBackend>,
     source: &Source,
     recipe: Recipe,
 ) -> PackedPages<CubeBackend> {
-    let Source {
-        vectors: x, ids, ..
-    } = source;
+    let pool = Pool::new(packed);
+    write_norms(&pool, source, &recipe);
+    let x = &source.vectors;
     let client = &x.client;
     let heads = x.shape()[1];
-    let words = own(packed.words);
-    let (pairs, norms, means) = (
-        own_optional(packed.pairs),
-        own_optional(packed.norms),
-        own_optional(packed.means),
-    );
-    let dim = cube_dim(client, recipe.lanes);
-    let held = [Some(&words), pairs.as_ref(), norms.as_ref(), means.as_ref()];
-    let address = address_type([x, ids].into_iter().chain(held.into_iter().flatten()));
-    let dtypes = [x.dtype, ids.dtype].map(dtype_to_storage_type);
-    let count = source.count as u32;
     let chunks = recipe.chunks() as u32;
-    let slots = source.slots.is_some();
-
-    if let Some(norms) = &norms {
-        // SAFETY: the kernel checks ids and slots against the shapes; the cache has checked that
-        // the vectors hold `page_tokens` tokens from `start` on.
-        unsafe {
-            page::token_norms::launch_unchecked(
-                client,
-                CubeCount::Static(count, chunks, 1),
-                dim,
-                address,
-                x.clone().into_tensor_arg(),
-                ids.clone().into_buffer_arg(),
-                norms.clone().into_tensor_arg(),
-                source.start,
-                slots,
-                recipe.clone(),
-                dtypes,
-            );
-        }
-    }
     let shares = match recipe.page_mean && source.count * heads >= FEW_CUBES {
         true => 1,
         false => chunks,
     };
-    // SAFETY: as above; pools have the sizes of their page spec.
+    let dim = cube_dim(client, recipe.lanes);
+    let dtypes = [x.dtype, source.ids.dtype].map(dtype_to_storage_type);
+    // SAFETY: the kernel checks ids and slots against the shapes; the cache has checked that the
+    // vectors hold `page_tokens` tokens from `start` on. Pools have the sizes of their page spec.
+    #[allow(unsafe_code)]
     unsafe {
         page::pack_pages::launch_unchecked(
             client,
-            CubeCount::Static(count, heads as u32, shares),
+            CubeCount::Static(source.count as u32, heads as u32, shares),
             dim,
-            address,
+            address_type([x, &source.ids].into_iter().chain(pool.tensors())),
             x.clone().into_tensor_arg(),
-            ids.clone().into_buffer_arg(),
-            words.clone().into_tensor_arg(),
-            pairs.clone().map(CubeTensor::into_tensor_arg).into(),
-            norms.clone().map(CubeTensor::into_tensor_arg).into(),
-            means.clone().map(CubeTensor::into_tensor_arg).into(),
+            source.ids.clone().into_buffer_arg(),
+            pool.words.clone().into_tensor_arg(),
+            pool.pairs.clone().map(CubeTensor::into_tensor_arg).into(),
+            pool.norms.clone().map(CubeTensor::into_tensor_arg).into(),
+            pool.means.clone().map(CubeTensor::into_tensor_arg).into(),
             source.start,
-            slots,
+            source.slots.is_some(),
             recipe,
             dtypes,
         );
     }
-    PackedPages {
-        words,
-        pairs: optional(pairs),
-        norms: optional(norms),
-        means: optional(means),
-        spec: packed.spec,
-    }
+    pool.into_packed()
 }
 
-#[allow(unsafe_code)]
-fn shift_down(
-    tier: CubeTensor,
-    ids: &CubeTensor,
-    moves: &[Demotion],
-    start: usize,
-    page_tokens: usize,
-) -> CubeTensor {
-    if moves.iter().all(|m| m.recent <= page_tokens) {
-        return tier;
-    }
-    let tier = own(tier);
-    let client = &tier.client;
-    let shape = tier.shape();
-    let quads = shape[3] / 4;
-    let dim = CubeDim::new_1d(client.properties().hardware.max_units_per_cube.min(UNITS));
-    let shares = (page_tokens * quads).div_ceil(4 * dim.num_elems() as usize);
-    // SAFETY: the kernel checks slots and lengths against the shape.
+/// Writes the norms of the new pages' tokens, where the pool holds norms.
+fn write_norms(pool: &Pool, source: &Source, recipe: &Recipe) {
+    let Some(norms) = &pool.norms else {
+        return;
+    };
+    let x = &source.vectors;
+    // SAFETY: as in `pack`.
+    #[allow(unsafe_code)]
     unsafe {
-        page::shift_down::launch_unchecked(
-            client,
-            CubeCount::Static(moves.len() as u32, shape[1] as u32, shares as u32),
-            dim,
-            address_type([&tier, ids]),
-            tier.clone().into_tensor_arg(),
-            ids.clone().into_buffer_arg(),
-            start,
-            page_tokens,
-            quads,
-            dtype_to_storage_type(tier.dtype),
+        page::token_norms::launch_unchecked(
+            &x.client,
+            CubeCount::Static(source.count as u32, recipe.chunks() as u32, 1),
+            cube_dim(&x.client, recipe.lanes),
+            address_type([x, &source.ids, norms]),
+            x.clone().into_tensor_arg(),
+            source.ids.clone().into_buffer_arg(),
+            norms.clone().into_tensor_arg(),
+            source.start,
+            source.slots.is_some(),
+            recipe.clone(),
+            [x.dtype, source.ids.dtype].map(dtype_to_storage_type),
         );
     }
-    tier
 }

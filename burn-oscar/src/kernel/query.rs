@@ -5,9 +5,10 @@ use cubecl::prelude::*;
 
 use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
-use super::merge::F4;
+use super::shape::Heads;
 use super::spec::{PackedSide, Parameters, PartSide};
-use super::tile::TileMemory;
+
+pub type F4 = Vector<f32, Const<4>>;
 
 /// The largest 16-bit magnitude whose high byte still fits after rounding.
 pub const TOP: f32 = 32512.0;
@@ -227,58 +228,78 @@ pub fn signed_byte(x: f32, low: bool) -> u32 {
     select(low, shifted, high) & 255u32
 }
 
-/// Rounds the queries to bytes; plane w takes head w.
+/// A head's query in a plane, four channels in a lane: plane w has head w % 4. Heads that there are
+/// not are zero.
+#[derive(CubeType)]
+pub struct OwnQuery {
+    values: Array<f32>,
+    /// The largest magnitude of the head.
+    largest: f32,
+}
+
 #[cube]
-pub fn load_query(
-    memory: &TileMemory,
-    out: &mut QueryMemory,
-    lane: usize,
-    warp: usize,
-    #[comptime] key: PackedSide,
-) {
-    let head_dim = comptime!(key.head_dim);
-    let quads = comptime!(head_dim / 4);
-    let mut values = Array::<f32>::new(4usize);
-    let mut largest = f32::new(0.0);
-    #[unroll]
-    for k in 0..4usize {
-        let mut x = f32::new(0.0);
-        if lane < quads {
-            x = memory.query[warp * head_dim + 4 * lane + k];
-        }
-        values[k] = x;
-        largest = f32::max(largest, x.abs());
-    }
-    let largest = f32::max(plane_max(largest), 1e-30);
-    let ratio = TOP / largest;
-    let mut high = 0u32.runtime();
-    let mut low = 0u32.runtime();
-    #[unroll]
-    for k in 0..4usize {
-        let x = values[k] * ratio;
-        high = high | (signed_byte(x, false) << comptime!(8 * k as u32));
-        low = low | (signed_byte(x, true) << comptime!(8 * k as u32));
-    }
-    if lane < quads {
-        out.bytes[(2 * warp) * quads + lane] = high;
-        out.bytes[(2 * warp + 1) * quads + lane] = low;
-        let mut quad = F4::new(0.0);
+impl OwnQuery {
+    pub fn load<F: Float>(
+        query: &[F],
+        heads: &Heads,
+        scale: f32,
+        lane: usize,
+        warp: usize,
+        #[comptime] head_dim: usize,
+    ) -> OwnQuery {
+        let quads = comptime!(head_dim / 4);
+        let is_held = warp % 4 < heads.held;
+        let head = select(is_held, warp % 4, 0usize.runtime());
+        let mut values = Array::<f32>::new(4usize);
+        let mut largest = f32::new(0.0);
         #[unroll]
         for k in 0..4usize {
-            quad.insert(k, values[k]);
+            // No branch, so that all lanes are there for the shuffles.
+            let x = query[heads.first + head * head_dim + 4 * (lane % quads) + k];
+            let x = select(is_held && lane < quads, f32::cast_from(x) * scale, 0.0);
+            values[k] = x;
+            largest = f32::max(largest, x.abs());
         }
-        out.padded[warp * comptime!(quads + 1) + lane] = quad;
+        let largest = f32::max(plane_max(largest), 1e-30);
+        OwnQuery { values, largest }
     }
-    if lane == 0 {
-        out.unit[warp] = largest * comptime!(1.0 / TOP);
-    }
-    let quad_sum = values[0] + values[1] + values[2] + values[3];
-    #[unroll]
-    for part in 0..comptime!(key.parts.len()) {
-        let start = comptime!(key.parts[part].start / 4);
-        let end = comptime!(start + key.parts[part].channels / 4);
-        let sum = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
-        if lane == 0 {
+
+    /// Rounds the query of plane `warp`, one of the first four, to bytes that all planes see.
+    pub fn share(
+        &self,
+        out: &mut QueryMemory,
+        lane: usize,
+        warp: usize,
+        #[comptime] key: PackedSide,
+    ) {
+        let quads = comptime!(key.head_dim / 4);
+        let ratio = TOP / self.largest;
+        let mut high = 0u32.runtime();
+        let mut low = 0u32.runtime();
+        #[unroll]
+        for k in 0..4usize {
+            let x = self.values[k] * ratio;
+            high = high | (signed_byte(x, false) << comptime!(8 * k as u32));
+            low = low | (signed_byte(x, true) << comptime!(8 * k as u32));
+        }
+        if lane < quads {
+            out.bytes[(2 * warp) * quads + lane] = high;
+            out.bytes[(2 * warp + 1) * quads + lane] = low;
+            let mut quad = F4::new(0.0);
+            #[unroll]
+            for k in 0..4usize {
+                quad.insert(k, self.values[k]);
+            }
+            out.padded[warp * comptime!(quads + 1) + lane] = quad;
+        }
+        out.unit[warp] = self.largest * comptime!(1.0 / TOP);
+        sync_plane();
+        let quad_sum = self.values[0] + self.values[1] + self.values[2] + self.values[3];
+        #[unroll]
+        for part in 0..comptime!(key.parts.len()) {
+            let start = comptime!(key.parts[part].start / 4);
+            let end = comptime!(start + key.parts[part].channels / 4);
+            let sum = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
             out.sums[part * 4 + warp] = sum;
         }
     }

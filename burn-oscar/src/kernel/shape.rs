@@ -25,7 +25,7 @@ pub struct Shape {
     pub slot_tokens: usize,
     /// Planes of 32 units in a cube; 0 where the device has no plane operations.
     pub planes: usize,
-    /// The last cube of a row merges.
+    /// The cube of a row's last part merges; it takes planes.
     pub merge: bool,
 }
 
@@ -33,6 +33,11 @@ impl Shape {
     /// Cubes that share a KV head.
     pub fn tiles(&self) -> usize {
         self.group.div_ceil(self.heads)
+    }
+
+    /// Numbers of a cube's partial result.
+    pub fn partial_words(&self) -> usize {
+        self.heads * (self.head_dim + 2)
     }
 }
 
@@ -48,11 +53,13 @@ pub struct Heads {
     pub first_partial: usize,
 }
 
+/// The cube's first grid position counts groups of heads, so that cubes of an item begin together,
+/// and items without tokens, the last, keep no other waiting.
 #[cube]
 pub fn heads(row: usize, parts: usize, #[comptime] shape: Shape) -> Heads {
     let tiles = comptime!(shape.tiles());
-    let kv_head = CUBE_POS_Y as usize / tiles;
-    let tile = CUBE_POS_Y as usize % tiles;
+    let kv_head = CUBE_POS_X as usize / tiles;
+    let tile = CUBE_POS_X as usize % tiles;
     let before = tile * comptime!(shape.heads);
     let held = select(
         before + comptime!(shape.heads) <= comptime!(shape.group),
@@ -64,7 +71,7 @@ pub fn heads(row: usize, parts: usize, #[comptime] shape: Shape) -> Heads {
         kv_head,
         held,
         first: (row * comptime!(shape.kv_heads * shape.group) + head) * comptime!(shape.head_dim),
-        first_partial: CUBE_POS_Y as usize * parts,
+        first_partial: CUBE_POS_X as usize * parts,
     }
 }
 

@@ -1,18 +1,21 @@
 //! The plan of a step as words on the device, and how a cube reads its own part.
 //!
 //! ```text
-//! steps   items x [row, first chunk, chunks, part, first exact token, exact tokens, row's place]
+//! steps   items x [row, first chunk, chunks, part, first exact token, exact tokens, row's place,
+//!                  the table's entries of its first 32 pages]
 //!         rows  x [row's place, next, 0]
 //!         a row's place: [slot, sinks, recent, parts, first part, table]
 //! table   page + tokens << 22, for each row from its `table` on
 //! ```
 //!
 //! The host writes it once per step, to the same addresses: a captured step is replayed while
-//! lengths grow. An item without tokens ends at once.
+//! lengths grow. An item without tokens ends at once. The entries beside an item spare its cube one
+//! of the trips to cold memory, each of which waits for the one before: pages are on their way
+//! together with the query.
 
 use cubecl::prelude::*;
 
-use crate::backend::plan::{ITEM_WORDS, PAGE_BITS, ROW_WORDS};
+use crate::backend::plan::{ITEM_WORDS, NEAR_PAGES, PAGE_BITS, ROW_WORDS};
 
 /// One cube's work.
 #[derive(CubeType, Clone, Copy)]
@@ -89,7 +92,36 @@ pub fn next(steps: &[u32], items: usize, index: usize) -> usize {
 /// A page's number, and how many of its first tokens are valid.
 #[cube]
 pub fn page(table: &[u32], index: usize) -> (usize, usize) {
-    let entry = table[index];
+    decoded(table[index])
+}
+
+#[cube]
+fn decoded(entry: u32) -> (usize, usize) {
     let page = entry & comptime!((1u32 << PAGE_BITS) - 1);
     (page as usize, (entry >> comptime!(PAGE_BITS)) as usize)
+}
+
+/// The lane's share of an item's first pages.
+#[cube]
+pub fn near(steps: &[u32], index: usize, lane: usize) -> u32 {
+    steps[index * comptime!(ITEM_WORDS) + 12 + lane]
+}
+
+/// The row's page number `index` for a whole plane: from the entries that stand beside an item,
+/// `near`, the first of them that of page `first`, or else from the table.
+#[cube]
+pub fn near_page(
+    near: u32,
+    first: usize,
+    table: &[u32],
+    row: &Row,
+    index: usize,
+) -> (usize, usize) {
+    let place = index - first;
+    let entry = if place < comptime!(NEAR_PAGES) {
+        plane_shuffle(near, place as u32)
+    } else {
+        table[row.table + index]
+    };
+    decoded(entry)
 }

@@ -2,6 +2,9 @@
 //!
 //! The portable kernel works this way; the tensor-core kernel shares the memory and its beginning.
 //! A running maximum and sum per query head make tiles independent of order.
+//!
+//! Units that exchange numbers must meet first: a shuffle takes part of those that are there, and
+//! after a branch that only some take, the others may be ahead.
 
 use cubecl::prelude::*;
 
@@ -113,6 +116,7 @@ pub fn softmax(
                 memory.total[h] = memory.total[h] * decay + sum;
                 memory.max[h] = max;
             }
+            sync_plane();
             h += step;
         }
     } else {
@@ -222,6 +226,9 @@ pub fn exact_tile<F: Float, N: Size>(
                     planes,
                 );
             }
+        }
+        if comptime!(planes > 0) {
+            sync_plane();
         }
         #[unroll]
         for h in 0..heads {
@@ -379,6 +386,7 @@ fn exact_values<F: Float, N: Size>(
             }
         }
     }
+    sync_plane();
     #[unroll]
     for i in 0..comptime!(heads * width) {
         let mut sum = sums[i];

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::chunk::{SCALE8_UNIT, W4, half2, pair, scales};
 use super::fragments::value_tiles;
-use super::query::{ROUND, TOP, multiply};
+use super::query::{QueryMemory, ROUND, TOP, multiply};
 use super::spec::{PackedSide, Parameters};
 use super::tile::{LOWEST, TileMemory};
 
@@ -227,7 +227,7 @@ fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
 /// Begins a page that has a mean key: its product with the query is part of every score.
 #[cube]
 pub fn new_page(
-    memory: &TileMemory,
+    query: &QueryMemory,
     means: &[u32],
     row: usize,
     lane: usize,
@@ -237,10 +237,8 @@ pub fn new_page(
     let mut mean = Array::<f32>::new(4usize);
     #[unroll]
     for k in 0..2usize {
-        let mut word = 0u32.runtime();
-        if lane < comptime!(head_dim / 4) {
-            word = means[(row * head_dim) / 2 + 2 * lane + k];
-        }
+        // No branch, so that all lanes are there for the shuffles.
+        let word = means[(row * head_dim) / 2 + 2 * (lane % comptime!(head_dim / 4)) + k];
         let (a, b) = half2(word);
         mean[comptime!(2 * k)] = a;
         mean[comptime!(2 * k + 1)] = b;
@@ -249,13 +247,12 @@ pub fn new_page(
     #[unroll]
     for h in 0..4usize {
         let mut product = f32::new(0.0);
-        if lane < comptime!(head_dim / 4) {
-            #[unroll]
-            for k in 0..4usize {
-                product += mean[k] * memory.query[h * head_dim + 4 * lane + k];
-            }
+        let four = query.padded[h * comptime!(head_dim / 4 + 1) + lane % comptime!(head_dim / 4)];
+        #[unroll]
+        for k in 0..4usize {
+            product += mean[k] * four.extract(k);
         }
-        let product = plane_sum(product);
+        let product = plane_sum(select(lane < comptime!(head_dim / 4), product, 0.0));
         own = select(lane % 4 == h, product, own);
     }
     running.state[MEAN_SCORE] = own;

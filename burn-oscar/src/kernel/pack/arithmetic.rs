@@ -25,6 +25,39 @@ pub fn round_even(x: f32) -> f32 {
     select(up, down + 1.0f32, down)
 }
 
+/// Added to a number of less than half its size, it leaves the number rounded, half to even, in the
+/// low bits of the sum: a conversion takes eight times as long.
+const ROUND: f32 = 12_582_912.0;
+
+/// A code from what it is before it is rounded, half to even. `plain_sums`: the device adds as it is
+/// told.
+#[cube]
+fn nearest_code(x: f32, #[comptime] bits: u32, #[comptime] plain_sums: bool) -> u32 {
+    let top = comptime!(((1u32 << bits) - 1) as f32);
+    if comptime!(plain_sums) {
+        u32::reinterpret(f32::clamp(x, 0.0f32, top) + ROUND) & 255u32
+    } else {
+        u32::cast_from(f32::clamp(round_even(x), 0.0f32, top))
+    }
+}
+
+/// The largest integer up to each of four numbers, of magnitudes below 2^22.
+#[cube]
+fn floor_quad(x: Quad, #[comptime] plain_sums: bool) -> Quad {
+    if comptime!(plain_sums) {
+        let near = (x + Quad::new(ROUND)) - Quad::new(ROUND);
+        let mut floor = near;
+        #[unroll]
+        for i in 0..4usize {
+            let n = near.extract(i);
+            floor.insert(i, select(n > x.extract(i), n - 1.0f32, n));
+        }
+        floor
+    } else {
+        x.floor()
+    }
+}
+
 /// The sum of a quad.
 #[cube]
 pub fn sum_quad(x: Quad) -> f32 {
@@ -86,12 +119,22 @@ pub fn any_lanes(x: bool, #[comptime] lanes: usize) -> bool {
 
 /// Four codes as the bytes of a word.
 #[cube]
-pub fn bytes_of(codes: Quad) -> u32 {
-    let codes = Vector::<u32, Const<4>>::cast_from(codes);
+pub fn bytes_of(codes: Vector<u32, Const<4>>) -> u32 {
     codes.extract(0usize)
         | (codes.extract(1usize) << 8u32)
         | (codes.extract(2usize) << 16u32)
         | (codes.extract(3usize) << 24u32)
+}
+
+/// The same of codes that are floats.
+#[cube]
+pub fn bytes_of_floats(codes: Quad, #[comptime] plain_sums: bool) -> u32 {
+    if comptime!(plain_sums) {
+        let rounded = Vector::<u32, Const<4>>::reinterpret(codes + Quad::new(ROUND));
+        bytes_of(rounded & Vector::new(255u32))
+    } else {
+        bytes_of(Vector::cast_from(codes))
+    }
 }
 
 /// Rounds through f16.
@@ -196,16 +239,24 @@ pub fn affine_code(
     group: &Affine,
     #[comptime] rounding: Rounding,
     #[comptime] bits: u32,
-) -> f32 {
-    let top = comptime!(((1u32 << bits) - 1) as f32);
-    let code = if comptime!(rounding == Rounding::HalfUp) {
-        (divided(x, group) + group.shift + 0.5f32).floor()
+    #[comptime] plain_sums: bool,
+) -> u32 {
+    if comptime!(rounding == Rounding::HalfUp) {
+        let top = comptime!(((1u32 << bits) - 1) as f32);
+        let up = f32::clamp(divided(x, group) + group.shift + 0.5f32, 0.0f32, top);
+        if comptime!(plain_sums) {
+            // What it is rounded up to is one too many.
+            let near = up + ROUND;
+            let over = near - ROUND > up;
+            (u32::reinterpret(near) - select(over, 1u32, 0u32)) & 255u32
+        } else {
+            u32::cast_from(up.floor())
+        }
     } else if comptime!(rounding == Rounding::HalfEven) {
-        round_even(divided(x - group.shift, group))
+        nearest_code(divided(x - group.shift, group), bits, plain_sums)
     } else {
-        round_even(divided(x, group) + group.shift)
-    };
-    f32::clamp(code, 0.0f32, top)
+        nearest_code(divided(x, group) + group.shift, bits, plain_sums)
+    }
 }
 
 /// The byte nearest to a scale, see [`encode_scale8`](crate::quantizer::encode_scale8): an f32
@@ -237,7 +288,12 @@ pub fn inverse(x: f32) -> f32 {
 /// Magnitudes of the mid-rise levels of a quad. Levels are symmetric, so that signs do not matter
 /// for dot products and errors.
 #[cube]
-pub fn midrise_level(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
+pub fn midrise_level(
+    y: Quad,
+    inverse: f32,
+    #[comptime] bits: u32,
+    #[comptime] plain_sums: bool,
+) -> Quad {
     if comptime!(bits == 2) {
         let mut level = Quad::new(0.5f32);
         #[unroll]
@@ -248,17 +304,23 @@ pub fn midrise_level(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
         level
     } else {
         let top = comptime!(((1u32 << bits) / 2 - 1) as f32);
-        let steps = (y.abs() * Quad::new(inverse)).floor();
-        steps.min(Quad::new(top)) + Quad::new(0.5f32)
+        let steps = (y.abs() * Quad::new(inverse)).min(Quad::new(top));
+        floor_quad(steps, plain_sums) + Quad::new(0.5f32)
     }
 }
 
 /// The mid-rise codes of a quad.
 #[cube]
-pub fn midrise_code(y: Quad, inverse: f32, #[comptime] bits: u32) -> Quad {
+pub fn midrise_code(
+    y: Quad,
+    inverse: f32,
+    #[comptime] bits: u32,
+    #[comptime] plain_sums: bool,
+) -> Quad {
     let levels = comptime!((1u32 << bits) as f32);
-    let codes = (y * Quad::new(inverse) + Quad::new(comptime!(levels / 2.0))).floor();
-    codes
+    let codes = y * Quad::new(inverse) + Quad::new(comptime!(levels / 2.0));
+    let codes = codes
         .max(Quad::new(0.0f32))
-        .min(Quad::new(comptime!(levels - 1.0)))
+        .min(Quad::new(comptime!(levels - 1.0)));
+    floor_quad(codes, plain_sums)
 }

@@ -121,6 +121,7 @@ pub fn code_channels<F: Float>(
     let quads = comptime!(recipe.quads);
     let rounding = comptime!(recipe.rounding);
     let bits = comptime!(recipe.groups[0].bits);
+    let plain_sums = comptime!(recipe.plain_sums);
     let group_parts = comptime!(recipe.token_group / 8);
     let mut item = UNIT_POS as usize;
     while item < comptime!(PARTS * quads) {
@@ -151,7 +152,7 @@ pub fn code_channels<F: Float>(
             let norm = norm_of(norms, token, recipe.clone());
             let at = base + token * step + quad;
             let y = load::<F>(x, at, mean, quad, norm, recipe.clone());
-            let mut codes = Quad::new(0.0f32);
+            let mut codes = Vector::<u32, Const<4>>::new(0u32);
             #[unroll]
             for i in 0..4usize {
                 let affine = Affine {
@@ -161,7 +162,10 @@ pub fn code_channels<F: Float>(
                     inverse: inverse.extract(i),
                     shift: shift.extract(i),
                 };
-                codes.insert(i, affine_code(y.extract(i), &affine, rounding, bits));
+                codes.insert(
+                    i,
+                    affine_code(y.extract(i), &affine, rounding, bits, plain_sums),
+                );
             }
             tile[token * comptime!(recipe.stride()) + quad] = bytes_of(codes);
         }

@@ -26,16 +26,12 @@ pub type Pair = Vector<f16, Const<2>>;
 /// tokens of slot `ids[count + n]` of an exact tier from `start` on.
 ///
 /// Cubes: pages, KV heads, shares of the chunks of a page.
-#[allow(
-    clippy::collapsible_if,
-    reason = "one is decided when the kernel is compiled"
-)]
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn pack_pages<F: Float, I: Int>(
     x: &Tensor<Vector<F, Const<4>>>,
     ids: &[I],
     words: &mut Tensor<u32>,
-    mut pairs: ComptimeOption<&mut Tensor<Pair>>,
+    pairs: ComptimeOption<&mut Tensor<Pair>>,
     norms: ComptimeOption<&Tensor<f16>>,
     means: ComptimeOption<&mut Tensor<f16>>,
     start: usize,
@@ -57,11 +53,46 @@ pub fn pack_pages<F: Float, I: Int>(
         terminate!();
     }
 
+    let origin = (source * x.stride(0) + head * x.stride(1) + start * x.stride(2)) / 4;
+    let share = comptime!(recipe.chunks()) / CUBE_COUNT_Z as usize;
+    pack_page::<F>(
+        x,
+        origin,
+        words,
+        pairs,
+        norms,
+        means,
+        page,
+        head,
+        CUBE_POS_Z as usize * share,
+        share,
+        recipe,
+    );
+}
+
+/// Packs `count` chunks from `first` on of the page that begins at `origin` of `x`, in vectors,
+/// into a KV head of a page of the pool.
+#[allow(
+    clippy::collapsible_if,
+    reason = "one is decided when the kernel is compiled"
+)]
+#[cube]
+pub fn pack_page<F: Float>(
+    x: &Tensor<Vector<F, Const<4>>>,
+    origin: usize,
+    words: &mut Tensor<u32>,
+    mut pairs: ComptimeOption<&mut Tensor<Pair>>,
+    norms: ComptimeOption<&Tensor<f16>>,
+    means: ComptimeOption<&mut Tensor<f16>>,
+    page: usize,
+    head: usize,
+    first: usize,
+    count: usize,
+    #[comptime] recipe: Recipe,
+) {
     let lanes = comptime!(recipe.lanes);
     let quads = comptime!(recipe.quads);
-    let chunks = comptime!(recipe.chunks());
     let step = x.stride(2) / 4;
-    let origin = (source * x.stride(0) + head * x.stride(1) + start * x.stride(2)) / 4;
 
     let mut tile = Shared::<[u32]>::new_slice(comptime!(64 * recipe.stride()));
     let mut parameters = Shared::<[u32]>::new_slice(comptime!(recipe.parameters()));
@@ -77,7 +108,7 @@ pub fn pack_pages<F: Float, I: Int>(
     }
     #[comptime]
     if let ComptimeOption::Some(means) = means {
-        if CUBE_POS_Z == 0 {
+        if first == 0 {
             let base = page * means.stride(0) + head * means.stride(1);
             let mut quad = UNIT_POS as usize;
             while quad < quads {
@@ -91,9 +122,7 @@ pub fn pack_pages<F: Float, I: Int>(
         }
     }
 
-    let share = chunks / CUBE_COUNT_Z as usize;
-    let first = CUBE_POS_Z as usize * share;
-    for chunk in first..first + share {
+    for chunk in first..first + count {
         let base = origin + chunk * 64 * step;
         #[comptime]
         if let ComptimeOption::Some(norms) = &norms {
@@ -265,48 +294,10 @@ pub fn token_norms<F: Float, I: Int>(
                 }
             }
             let norm = through_f16(sum_lanes(sum_quad(sum), lanes).sqrt());
-            if lane == 0 {
-                let norm = select(norm > 0.0f32, norm, 1.0f32);
-                let at = page * norms.stride(0) + token;
-                norms[at] = f16::cast_from(norm);
-            }
+            // By all lanes, since a branch could keep one from the next shuffle.
+            let norm = select(norm > 0.0f32, norm, 1.0f32);
+            let at = page * norms.stride(0) + token;
+            norms[at] = f16::cast_from(norm);
         }
-    }
-}
-
-/// Moves the recent tokens of slots down over the `page_tokens` that have left: token
-/// `start + page_tokens + i` to `start + i`. Of `moves` (u32), the second `count` are slots, the
-/// third the recent tokens held before.
-///
-/// A unit owns the same place of every round of `page_tokens` tokens, so it reads a place before
-/// it overwrites it and nobody else touches it: no barrier. Cubes: moves, KV heads, shares.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub fn shift_down<F: Float>(
-    tier: &mut Tensor<Vector<F, Const<4>>>,
-    moves: &[u32],
-    start: usize,
-    #[comptime] page_tokens: usize,
-    #[comptime] quads: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let n = CUBE_POS_X as usize;
-    let count = CUBE_COUNT_X as usize;
-    let slot = moves[count + n] as usize;
-    let recent = moves[2 * count + n] as usize;
-    if slot >= tier.shape(0) || start + recent > tier.shape(2) {
-        terminate!();
-    }
-    let step = tier.stride(2) / 4;
-    let base =
-        (slot * tier.stride(0) + CUBE_POS_Y as usize * tier.stride(1) + start * tier.stride(2)) / 4;
-    let mut item = CUBE_POS_Z as usize * CUBE_DIM as usize + UNIT_POS as usize;
-    while item < comptime!(page_tokens * quads) {
-        let mut from = item / quads + page_tokens;
-        while from < recent {
-            let at = base + from * step + item % quads;
-            tier[at - page_tokens * step] = tier[at];
-            from += page_tokens;
-        }
-        item += (CUBE_COUNT_Z * CUBE_DIM) as usize;
     }
 }

@@ -63,12 +63,22 @@ pub struct Recipe {
     pub page_mean: bool,
     /// Units that work on one token.
     pub lanes: usize,
+    /// See [`Device`].
+    pub plain_sums: bool,
+}
+
+/// What a kernel is compiled for besides the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Units that work on one token, 1 where units cannot shuffle.
+    pub lanes: usize,
+    /// The compiler adds floats in the order that is written.
+    pub plain_sums: bool,
 }
 
 impl Recipe {
     /// The recipe of a page spec for vectors of `dtype`, or what the kernels do not cover.
-    /// `most_lanes` is 1 where units cannot shuffle.
-    pub fn new(spec: &PageSpec, dtype: DType, most_lanes: usize) -> Result<Self, String> {
+    pub fn new(spec: &PageSpec, dtype: DType, device: Device) -> Result<Self, String> {
         let quantizer = &spec.quantizer;
         let fail = |reason: &str| Err(format!("packing {reason}"));
         if spec.planes.iter().any(|plane| plane.width != 2) {
@@ -148,7 +158,8 @@ impl Recipe {
             },
             token_norm: quantizer.token_norm,
             page_mean: quantizer.page_mean,
-            lanes: most_lanes,
+            lanes: device.lanes,
+            plain_sums: device.plain_sums,
         })
     }
 
@@ -243,7 +254,11 @@ mod tests {
                 for head_dim in [16, 64, 80, 96, 128, 192, 256] {
                     for spec in specs(&method, head_dim) {
                         for lanes in [1, 8] {
-                            let recipe = Recipe::new(&spec, DType::BF16, lanes).unwrap();
+                            let device = Device {
+                                lanes,
+                                plain_sums: true,
+                            };
+                            let recipe = Recipe::new(&spec, DType::BF16, device).unwrap();
                             assert!(recipe.shared_bytes() <= 48 << 10, "{name} {head_dim}");
                             let stored: usize = recipe.planes.iter().map(|p| p.quads).sum();
                             assert!(stored * 4 <= spec.virtual_channels);
@@ -260,7 +275,11 @@ mod tests {
         let quantizer = &mut spec.quantizer;
         quantizer.bits = ChannelBits::Segments(Cow::Owned(vec![Segment::new(16, 3)]));
         let spec = PageSpec::new(&spec.quantizer, spec.role, 64, spec.page_tokens);
-        let reason = Recipe::new(&spec, DType::F32, 1).unwrap_err();
+        let device = Device {
+            lanes: 1,
+            plain_sums: false,
+        };
+        let reason = Recipe::new(&spec, DType::F32, device).unwrap_err();
         assert!(reason.contains("odd number of bits"), "{reason}");
     }
 }

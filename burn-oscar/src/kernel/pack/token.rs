@@ -4,9 +4,9 @@
 use cubecl::prelude::*;
 
 use super::arithmetic::{
-    Quad, affine_code, affine_group, any_lanes, bytes_of, count_lanes, inverse, max_lanes,
-    max_quad, midrise_code, midrise_level, pair_word, scale8_byte, scale8_value, sum_lanes,
-    sum_quad,
+    Quad, affine_code, affine_group, any_lanes, bytes_of, bytes_of_floats, count_lanes, inverse,
+    max_lanes, max_quad, midrise_code, midrise_level, pair_word, scale8_byte, scale8_value,
+    sum_lanes, sum_quad,
 };
 use super::recipe::{Group, Recipe};
 use crate::backend::portable::{CANDIDATES, gaussian_step};
@@ -127,6 +127,7 @@ pub fn affine_token(
     let lanes = comptime!(recipe.lanes);
     let unroll = comptime!(lanes > 1);
     let rounding = comptime!(recipe.rounding);
+    let plain_sums = comptime!(recipe.plain_sums);
     let count = comptime!(recipe.groups.len());
     #[unroll]
     for g in 0..count {
@@ -146,18 +147,23 @@ pub fn affine_token(
         let low = 0.0f32 - max_lanes(max_quad(Quad::new(0.0f32) - low), lanes);
         let high = max_lanes(max_quad(high), lanes);
         let affine = affine_group(low, high, rounding, comptime!(group.bits));
-        if lane == 0 {
-            parameters[slot * count + g] = pair_word(affine.scale, affine.offset);
-        }
+        // By all lanes, since a branch could keep one from the next shuffle.
+        parameters[slot * count + g] = pair_word(affine.scale, affine.offset);
         #[unroll(unroll)]
         for j in first..end {
             let quad = j * lanes + lane;
             if inside(quad, group, even) {
                 let x = y[j];
-                let mut codes = Quad::new(0.0f32);
+                let mut codes = Vector::<u32, Const<4>>::new(0u32);
                 #[unroll]
                 for i in 0..4usize {
-                    let code = affine_code(x.extract(i), &affine, rounding, comptime!(group.bits));
+                    let code = affine_code(
+                        x.extract(i),
+                        &affine,
+                        rounding,
+                        comptime!(group.bits),
+                        plain_sums,
+                    );
                     codes.insert(i, code);
                 }
                 tile[token * comptime!(recipe.stride()) + quad] = bytes_of(codes);
@@ -183,6 +189,7 @@ pub fn midrise_token(
 ) {
     let lanes = comptime!(recipe.lanes);
     let unroll = comptime!(lanes > 1);
+    let plain_sums = comptime!(recipe.plain_sums);
     #[unroll]
     for g in 0..comptime!(recipe.groups.len()) {
         let group = comptime!(recipe.groups[g]);
@@ -219,7 +226,7 @@ pub fn midrise_token(
             #[unroll(unroll)]
             for j in first..end {
                 if inside(j * lanes + lane, group, even) {
-                    let level = midrise_level(y[j], step, bits);
+                    let level = midrise_level(y[j], step, bits, plain_sums);
                     product += y[j].abs() * level;
                     square += level * level;
                 }
@@ -232,7 +239,7 @@ pub fn midrise_token(
             #[unroll(unroll)]
             for j in first..end {
                 if inside(j * lanes + lane, group, even) {
-                    let level = midrise_level(y[j], step, bits);
+                    let level = midrise_level(y[j], step, bits, plain_sums);
                     let rest = y[j].abs() - level * Quad::new(scale);
                     error += rest * rest;
                 }
@@ -254,16 +261,16 @@ pub fn midrise_token(
         for j in first..end {
             let quad = j * lanes + lane;
             if inside(quad, group, even) {
-                let codes = midrise_code(y[j], step, bits);
+                let codes = midrise_code(y[j], step, bits, plain_sums);
                 let decoded = (codes - Quad::new(middle)) * Quad::new(best);
                 product += y[j] * decoded;
-                tile[token * comptime!(recipe.stride()) + quad] = bytes_of(codes);
+                tile[token * comptime!(recipe.stride()) + quad] =
+                    bytes_of_floats(codes, plain_sums);
             }
         }
         let product = sum_lanes(sum_quad(product), lanes);
         let gain = f32::max(energy * inverse(product), 1.0f32);
-        if lane == 0 {
-            parameters[g * 64 + slot] = scale8_byte(best * gain);
-        }
+        // By all lanes, since a branch could keep one from the next shuffle.
+        parameters[g * 64 + slot] = scale8_byte(best * gain);
     }
 }
