@@ -217,3 +217,23 @@ fn another_job_and_a_broken_model_are_refused() {
     let error = run(job(folder.path(), &device), &none(), 0, Then::Nothing).unwrap_err();
     assert!(matches!(error, Error::Zero { what: "windows" }));
 }
+
+#[test]
+fn windows_that_are_too_short_are_refused_before_the_work() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let run = |length, valid| {
+        let train = windows(0, 2, length, &device);
+        let valid = windows(100, 1, valid, &device);
+        // A call of the model would be another error.
+        let model = watched(&device, 1, Then::Die);
+        let job = job(folder.path(), &device);
+        job.run(model, train, valid).unwrap_err().to_string()
+    };
+    let error = run(319, 576);
+    assert!(error.contains("320 or more"), "{error}");
+    let error = run(320, 575);
+    assert!(error.contains("576 or more"), "{error}");
+    let error = run(320, 576);
+    assert!(error.contains("killed"), "{error}");
+}

@@ -19,16 +19,19 @@
 //! bytes, since statistics are exact sums.
 
 mod folder;
+mod lines;
 mod metrics;
 mod model;
 mod strategy;
 mod windows;
 
+pub use lines::ProgressLines;
 use model::Calibrator;
 pub use model::{CalibrationModel, ModelError};
 pub use strategy::Ending;
 pub use windows::{Window, Windows};
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,6 +40,7 @@ use burn::tensor::Device;
 use burn::train::renderer::MetricsRenderer;
 use burn::train::{Interrupter, Learner, SupervisedTraining, TrainingStrategy};
 
+use super::solve::Centring;
 use super::{Solution, SolveOptions, Statistics};
 use crate::cache::{KvCacheConfig, LayerComparison, ObserveOptions};
 use crate::error::{Error, Result};
@@ -139,7 +143,7 @@ impl CalibrationJob {
     }
 
     /// What shows the progress (default: Burn's dashboard where feature `tui` is on and the
-    /// output is a terminal, lines of text otherwise).
+    /// output is a terminal, [`ProgressLines`] otherwise).
     #[must_use]
     pub fn with_renderer(mut self, renderer: Box<dyn MetricsRenderer>) -> Self {
         self.renderer = Some(renderer);
@@ -152,7 +156,7 @@ impl CalibrationJob {
     /// # Errors
     /// [`Error::Zero`] and [`Error::Option`] for options without meaning; [`Error::Artifact`] where
     /// the folder holds another job; [`Error::Calibration`] where the model fails or does not
-    /// attend in every layer; those of [`KvCacheConfig::init`] and [`solve`](super::solve());
+    /// attend in every layer, or where all windows are too short to learn from or to measure on; those of [`KvCacheConfig::init`] and [`solve`](super::solve());
     /// [`Error::Io`].
     pub fn run(
         self,
@@ -161,6 +165,7 @@ impl CalibrationJob {
         valid: Windows,
     ) -> Result<Outcome> {
         self.validate(&train)?;
+        self.check_lengths(&train, &valid)?;
         let folder = Folder::new(&self.folder)?;
         let empty = self.empty()?;
         let description = Description {
@@ -207,7 +212,12 @@ impl CalibrationJob {
                 .with_application_logger(None)
                 .with_interrupter(self.interrupter.clone())
                 .with_training_strategy(TrainingStrategy::Custom(strategy.clone()));
-        if let Some(renderer) = self.renderer {
+        let dashboard = cfg!(feature = "tui") && std::io::stdout().is_terminal();
+        let renderer = match self.renderer {
+            None if !dashboard => Some(Box::new(ProgressLines::new()) as Box<dyn MetricsRenderer>),
+            renderer => renderer,
+        };
+        if let Some(renderer) = renderer {
             training = training.renderer(renderer);
         }
         // Burn's learner has an optimiser; a job without gradients never calls it.
@@ -261,6 +271,35 @@ impl CalibrationJob {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Windows that nothing could be learnt from, or measured on, are refused before the work.
+    fn check_lengths(&self, train: &Windows, valid: &Windows) -> Result<()> {
+        let fail = |reason| Err(Error::Calibration { reason });
+        let page_means = self.options.centring == Centring::Page;
+        let (sinks, block) = (self.observe.sinks, self.observe.block);
+        let counted = if page_means { block } else { 1 };
+        if train.longest() < sinks + counted {
+            return fail(format!(
+                "the longest window has {} tokens, of which the first {sinks} are sinks, and the \
+                 statistics want {counted} more: give windows of {} or more",
+                train.longest(),
+                sinks + counted
+            ));
+        }
+        // Any method with these pages will do.
+        let method = Method::hadamard_centred().with_page_means(page_means);
+        let (sink, recent, page) = (method.sink(), method.recent(), method.page_tokens());
+        let packed = sink + recent + page;
+        if !valid.is_empty() && valid.longest() < packed {
+            return fail(format!(
+                "the longest held-out window has {} tokens, but {sink} sinks and {recent} recent \
+                 tokens stay exact and a page takes {page}: nothing would be packed, give windows \
+                 of {packed} or more",
+                valid.longest()
+            ));
+        }
+        Ok(())
     }
 
     /// Statistics of nothing, as the job's caches take them.

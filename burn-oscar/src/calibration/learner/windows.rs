@@ -49,6 +49,12 @@ impl Windows {
         Self::of(self.0.iter().take(count).cloned())
     }
 
+    /// Tokens of the longest window.
+    pub(super) fn longest(&self) -> usize {
+        let lengths = self.0.iter().map(|window| window.tokens.len());
+        lengths.max().unwrap_or(0)
+    }
+
     /// Windows.
     pub fn len(&self) -> usize {
         self.0.len()
