@@ -5,10 +5,9 @@
 //!
 //! Where cubes of one launch can talk to each other, the cube of a row's last part merges. The
 //! others hand it their numbers as single words, each of which is its own message: 0 is a word that
-//! has not come, and whoever takes a word leaves 0. So nothing is ordered: no fence, no counter, one
-//! trip to the L2 from the last number written to the output (a fence, an atomic and two trips, of
-//! the last cube to arrive, took 2.5 us more). A waiting cube comes after those that it waits for
-//! in the grid, so they have begun, and it cannot keep them from a multiprocessor.
+//! has not come, and whoever takes a word leaves 0. So nothing is ordered: no fence, no counter. A
+//! waiting cube comes after those that it waits for in the grid, so they have begun, and it cannot
+//! keep them from a multiprocessor.
 //!
 //! Elsewhere a second launch merges. Bytes: (head_dim + 2) f32 per partial, written once and read
 //! once, mostly in the L2.
