@@ -37,7 +37,7 @@ const CASE: Case = Case {
 fn filled(method: &Method, case: &Case, noise: &mut Noise, device: &Device) -> KvCache {
     let mut cache = KvCacheConfig::new(1, case.kv_heads, case.head_dim)
         .with_method(method.clone().with_sink(case.sink).with_recent(case.recent))
-        .with_max_tokens(1024)
+        .with_max_tokens(case.lengths[0].max(1024))
         .with_max_sequences(2)
         .with_dtype(case.dtype)
         .with_poison(true)
@@ -240,6 +240,21 @@ fn more_heads_than_planes() {
         let case = Case {
             group,
             lengths: [180, 20],
+            ..CASE
+        };
+        check(name, &method(name), case);
+    }
+}
+
+/// One KV head on a GPU is cut into as many parts as there are multiprocessors, 35 here: more than a
+/// plane has units, and more than a merging unit asks for at a time.
+#[test]
+fn more_parts_than_units_of_a_plane() {
+    let _alone = alone();
+    for name in ["hadamard", "exact"] {
+        let case = Case {
+            kv_heads: 1,
+            lengths: [9000, 100],
             ..CASE
         };
         check(name, &method(name), case);
