@@ -7,8 +7,11 @@ use burn::backend::{Backend, ExtensionType};
 
 use crate::quantizer::layout::CHUNK_TOKENS;
 
-/// Words of a work item on the device, those of its row and its first pages included.
-pub const ITEM_WORDS: usize = 12 + NEAR_PAGES;
+/// Words of a work item on the device: its own, its row's place, and from [`NEAR_AT`] on its first
+/// pages.
+pub const ITEM_WORDS: usize = NEAR_AT + NEAR_PAGES;
+/// Where a work item's entries of the page table begin.
+pub const NEAR_AT: usize = 12;
 /// Entries of the page table that stand in a work item: one for each unit of a plane.
 pub const NEAR_PAGES: usize = 32;
 /// Words of a row on the device.
@@ -155,14 +158,12 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         let share = exact.div_ceil(parts).next_multiple_of(EXACT_TOKENS);
         // No part is empty: a cube without work would not arrive at the merge.
         let parts = parts.min(held.max(exact.div_ceil(share)));
-        // A row of one part has no partial result.
-        let own_first = if parts > 1 { first_part } else { 0 };
         let place = [
             row.slot as u32,
             row.sinks as u32,
             row.recent as u32,
             parts as u32,
-            own_first,
+            first_part,
             words.table.len() as u32,
         ];
         for part in 0..parts {
@@ -172,7 +173,7 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
                 index as u32,
                 start as u32,
                 (held * (part + 1) / parts - start) as u32,
-                own_first + part as u32,
+                first_part + part as u32,
                 exact_start as u32,
                 share.min(exact - exact_start) as u32,
             ]);
@@ -184,6 +185,7 @@ pub fn plan_words(rows: &[PlanRow], limits: &Limits) -> PlanWords {
         row_words.extend(place);
         row_words.extend([row.next as u32, 0]);
         debug_assert_eq!(row_words.len(), (index + 1) * ROW_WORDS);
+        // A row of one part has no partial result.
         if parts > 1 {
             first_part += parts as u32;
         }
@@ -259,7 +261,7 @@ mod tests {
                 for item in items.filter(held) {
                     let pages = item[11] as usize..item[11] as usize + row.pages.len();
                     let near = words.table[pages].iter().skip(item[1] as usize / 4).chain(&[0; 32]);
-                    prop_assert!(item[12..].iter().eq(near.take(NEAR_PAGES)));
+                    prop_assert!(item[NEAR_AT..].iter().eq(near.take(NEAR_PAGES)));
                     for (seen, at) in seen.iter_mut().zip([1, 4]) {
                         let range = item[at] as usize..(item[at] + item[at + 1]) as usize;
                         seen[range].iter_mut().for_each(|n| *n += 1);

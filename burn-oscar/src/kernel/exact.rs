@@ -27,7 +27,7 @@ fn vector_at(
 }
 
 /// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `planes * tokens` tokens, its own. The result is the plane's in the shared memories; there is at
+/// `planes * plane_tokens` tokens, its own. The result is the plane's in the shared memories; there is at
 /// least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(

@@ -81,7 +81,8 @@ impl Offers {
             tensor_cores: planes
                 && features.matmul.mma.contains(&product)
                 && hardware.max_units_per_cube >= PLANE * DECODE_PLANES,
-            merge: features.device_memory_scope
+            merge: planes
+                && features.device_memory_scope
                 && uses.contains(cubecl::features::AtomicUsage::LoadStore),
             units: hardware.max_units_per_cube.min(UNITS),
         }
@@ -240,12 +241,12 @@ pub fn attend(
             (true, false) => (UNITS / PLANE) as usize,
             (true, true) => decode_planes(&key_side.store) as usize,
         },
-        merge: offers.merge && offers.planes,
+        merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();
     let words = groups * plan.parts * shape.partial_words();
     // Only where a second launch merges; an array must not be empty.
-    let partial_words = if shape.merge { 1 } else { words.max(1) };
+    let partial_words = if shape.merge { 1 } else { words };
     let partials = client.empty(partial_words * 4);
     let bytes = rows * heads * head_dim * query.dtype.size();
     let out = CubeTensor::new_contiguous(

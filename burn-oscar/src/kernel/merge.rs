@@ -32,6 +32,7 @@ pub fn finish<F: Float>(
     #[comptime] shape: Shape,
 ) {
     let words = comptime!(shape.partial_words());
+    let own = (heads.first_partial + item.part) * words;
     if row.parts == 1 {
         let head_dim = comptime!(shape.head_dim);
         let mut i = UNIT_POS as usize;
@@ -42,54 +43,64 @@ pub fn finish<F: Float>(
     } else if comptime!(shape.merge) {
         if item.part + 1 == row.first_part + row.parts {
             let first = (heads.first_partial + row.first_part) * words;
+            let others = row.parts - 1;
             receive::<F>(
                 memory,
                 exchange,
                 out,
                 first,
-                row.parts - 1,
+                others,
                 heads,
                 comptime!(shape.clone()),
             );
         } else {
-            send(
-                memory,
-                exchange,
-                (heads.first_partial + item.part) * words,
-                comptime!(shape.clone()),
-            );
+            hand_on(memory, exchange, partials, own, comptime!(shape.clone()));
         }
     } else {
-        store(
-            memory,
-            partials,
-            (heads.first_partial + item.part) * words,
-            comptime!(shape.clone()),
-        );
+        hand_on(memory, exchange, partials, own, comptime!(shape.clone()));
     }
 }
 
-/// Hands a number on through a word: -0 for 0, which is no message.
+/// Writes the cube's numbers from word `first` on: sums `[heads, head_dim]`, then maximum and total
+/// of each head.
 #[cube]
-fn publish(exchange: &[Atomic<u32>], at: usize, x: f32) {
-    let bits = u32::reinterpret(x);
-    exchange[at].store(select(bits == 0u32, 0x8000_0000u32, bits));
-}
-
-/// Hands the cube's sums on: `[heads, head_dim]`, then maximum and total of each head.
-#[cube]
-fn send(memory: &mut TileMemory, exchange: &[Atomic<u32>], first: usize, #[comptime] shape: Shape) {
+fn hand_on(
+    memory: &mut TileMemory,
+    exchange: &[Atomic<u32>],
+    partials: &mut [f32],
+    first: usize,
+    #[comptime] shape: Shape,
+) {
+    let merge = comptime!(shape.merge);
     let sums = comptime!(shape.heads * shape.head_dim);
     let mut h = UNIT_POS as usize;
     while h < comptime!(shape.heads) {
-        publish(exchange, first + sums + 2 * h, memory.max[h]);
-        publish(exchange, first + sums + 2 * h + 1, memory.total[h]);
+        let at = first + sums + 2 * h;
+        write(exchange, partials, at, memory.max[h], merge);
+        write(exchange, partials, at + 1, memory.total[h], merge);
         h += CUBE_DIM as usize;
     }
     let mut i = UNIT_POS as usize;
     while i < sums {
-        publish(exchange, first + i, memory.sums[i]);
+        write(exchange, partials, first + i, memory.sums[i], merge);
         i += CUBE_DIM as usize;
+    }
+}
+
+/// A number for another cube of this launch, -0 for 0, which is no message; or for the second launch.
+#[cube]
+fn write(
+    exchange: &[Atomic<u32>],
+    partials: &mut [f32],
+    at: usize,
+    x: f32,
+    #[comptime] merge: bool,
+) {
+    if comptime!(merge) {
+        let bits = u32::reinterpret(x);
+        exchange[at].store(select(bits == 0u32, 0x8000_0000u32, bits));
+    } else {
+        partials[at] = x;
     }
 }
 
@@ -339,23 +350,6 @@ fn weigh(
         }
     }
     memory.decay[head] = own * scale;
-}
-
-/// Writes the cube's partial for the second launch, in the order of [`send`].
-#[cube]
-fn store(memory: &mut TileMemory, partials: &mut [f32], first: usize, #[comptime] shape: Shape) {
-    let sums = comptime!(shape.heads * shape.head_dim);
-    let mut i = UNIT_POS as usize;
-    while i < sums {
-        partials[first + i] = memory.sums[i];
-        i += CUBE_DIM as usize;
-    }
-    let mut h = UNIT_POS as usize;
-    while h < comptime!(shape.heads) {
-        partials[first + sums + 2 * h] = memory.max[h];
-        partials[first + sums + 2 * h + 1] = memory.total[h];
-        h += CUBE_DIM as usize;
-    }
 }
 
 /// The second launch; grid: groups of heads x rows.

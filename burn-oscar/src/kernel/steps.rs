@@ -15,7 +15,7 @@
 
 use cubecl::prelude::*;
 
-use crate::backend::plan::{ITEM_WORDS, NEAR_PAGES, PAGE_BITS, ROW_WORDS};
+use crate::backend::plan::{ITEM_WORDS, NEAR_AT, NEAR_PAGES, PAGE_BITS, ROW_WORDS};
 
 /// One cube's work.
 #[derive(CubeType, Clone, Copy)]
@@ -104,7 +104,7 @@ fn decoded(entry: u32) -> (usize, usize) {
 /// The lane's share of an item's first pages.
 #[cube]
 pub fn near(steps: &[u32], index: usize, lane: usize) -> u32 {
-    steps[index * comptime!(ITEM_WORDS) + 12 + lane]
+    steps[index * comptime!(ITEM_WORDS) + comptime!(NEAR_AT) + lane]
 }
 
 /// The row's page number `index` for a whole plane: from the entries that stand beside an item,

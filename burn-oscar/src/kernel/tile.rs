@@ -1,6 +1,6 @@
 //! Attention of one cube over tiles of 64 tokens, through shared memory: scores, softmax, values.
 //!
-//! The portable kernel works this way; the tensor-core kernel shares the memory and its beginning.
+//! The portable kernel works this way; the tensor-core kernel shares the memory.
 //! A running maximum and sum per query head make tiles independent of order.
 //!
 //! Units that exchange numbers must meet first: a shuffle takes part of those that are there, and

@@ -12,6 +12,9 @@ use burn::train::renderer::{
     MetricsRendererTraining,
 };
 
+/// Between two lines.
+const EVERY: Duration = Duration::from_secs(5);
+
 /// Shows a Burn training as a line on standard error every few seconds: items done, the time that is
 /// left, the metrics. What a [`CalibrationJob`](super::CalibrationJob) uses where it has no dashboard,
 /// and any other training can.
@@ -20,7 +23,6 @@ use burn::train::renderer::{
 /// calibration, train: 12 of 64, 41 s left; Subspace distance 0.0312, Tokens per window 2048
 /// ```
 pub struct ProgressLines {
-    every: Duration,
     label: String,
     split: String,
     total: usize,
@@ -38,10 +40,9 @@ impl Default for ProgressLines {
 }
 
 impl ProgressLines {
-    /// A line every five seconds, and one for the last item.
+    /// A line every five seconds, and one for the last item of a split.
     pub fn new() -> Self {
         Self {
-            every: Duration::from_secs(5),
             label: "training".into(),
             split: String::new(),
             total: 0,
@@ -70,14 +71,14 @@ impl ProgressLines {
     fn done(&mut self, items: usize) {
         let now = Instant::now();
         let (first, begin) = *self.first.get_or_insert((items, now));
-        let quiet = self.shown.is_some_and(|shown| now - shown < self.every);
+        let quiet = self.shown.is_some_and(|shown| now - shown < EVERY);
         if quiet && items < self.total {
             return;
         }
         self.shown = Some(now);
         let left = time_left(
-            items - first.min(items),
-            self.total - items.min(self.total),
+            items.saturating_sub(first),
+            self.total.saturating_sub(items),
             now - begin,
         );
         write(&self.line(items, left));

@@ -147,33 +147,61 @@ fn demote_side<F: Float>(
     start: usize,
     #[comptime] recipe: Recipe,
 ) {
-    let (n, count) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
-    let head = CUBE_POS_Y as usize;
-    let page = moves[n] as usize;
-    let slot = moves[count + n] as usize;
-    let recent = moves[2 * count + n] as usize;
-    // Moves are data: what is outside the pool or the tier is not written.
-    if page < words.shape(0) && slot < tier.shape(0) && start + recent <= tier.shape(2) {
-        let origin = (slot * tier.stride(0) + head * tier.stride(1) + start * tier.stride(2)) / 4;
+    let page = moves[CUBE_POS_X as usize] as usize;
+    let (head, held) = (CUBE_POS_Y as usize, held::<F>(&*tier, moves, start));
+    if page < words.shape(0) && held.inside {
         let page_tokens = comptime!(recipe.page_tokens);
         let quads = comptime!(recipe.quads);
         pack_page::<F>(
-            &*tier, origin, words, pairs, norms, means, page, head, 0usize, 1usize, recipe,
+            &*tier,
+            held.origin,
+            words,
+            pairs,
+            norms,
+            means,
+            page,
+            head,
+            0usize,
+            1usize,
+            recipe,
         );
         sync_cube();
         let (first, units) = (UNIT_POS as usize, CUBE_DIM as usize);
-        move_down::<F>(tier, origin, recent, first, units, page_tokens, quads);
+        move_down::<F>(tier, &held, first, units, page_tokens, quads);
     }
 }
 
-/// Moves token `page_tokens + i` after `origin`, in vectors, to token `i`, below `recent`. A unit
+/// The recent tokens of a slot and KV head.
+#[derive(CubeType, Clone, Copy)]
+struct Held {
+    /// Where they begin in the tier, in vectors.
+    origin: usize,
+    recent: usize,
+    /// Moves are data: what is outside the tier is neither read nor written.
+    inside: bool,
+}
+
+/// Those of the cube's move and KV head.
+#[cube]
+fn held<F: Float>(tier: &Tensor<Vector<F, Const<4>>>, moves: &[u32], start: usize) -> Held {
+    let (n, count) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
+    let slot = moves[count + n] as usize;
+    let recent = moves[2 * count + n] as usize;
+    let head = CUBE_POS_Y as usize * tier.stride(1);
+    Held {
+        origin: (slot * tier.stride(0) + head + start * tier.stride(2)) / 4,
+        recent,
+        inside: slot < tier.shape(0) && start + recent <= tier.shape(2),
+    }
+}
+
+/// Moves token `page_tokens + i` of the recent tokens to token `i`. A unit
 /// owns the same place of every round of `page_tokens` tokens, so it reads a place before it
 /// overwrites it and nobody else touches it: no barrier. The caller is number `first` of `units`.
 #[cube]
 fn move_down<F: Float>(
     tier: &mut Tensor<Vector<F, Const<4>>>,
-    origin: usize,
-    recent: usize,
+    held: &Held,
     first: usize,
     units: usize,
     #[comptime] page_tokens: usize,
@@ -183,8 +211,8 @@ fn move_down<F: Float>(
     let mut item = first;
     while item < comptime!(page_tokens * quads) {
         let mut from = item / quads + page_tokens;
-        while from < recent {
-            let at = origin + from * step + item % quads;
+        while from < held.recent {
+            let at = held.origin + from * step + item % quads;
             tier[at - page_tokens * step] = tier[at];
             from += page_tokens;
         }
@@ -239,16 +267,11 @@ fn shift_tiers<F: Float>(
     #[comptime] quads: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let n = CUBE_POS_X as usize;
-    let count = CUBE_COUNT_X as usize;
-    let slot = moves[count + n] as usize;
-    let recent = moves[2 * count + n] as usize;
-    if slot >= tier.shape(0) || start + recent > tier.shape(2) {
+    let held = held::<F>(&*tier, moves, start);
+    if !held.inside {
         terminate!();
     }
-    let origin =
-        (slot * tier.stride(0) + CUBE_POS_Y as usize * tier.stride(1) + start * tier.stride(2)) / 4;
     let first = CUBE_POS_Z as usize * CUBE_DIM as usize + UNIT_POS as usize;
     let units = (CUBE_COUNT_Z * CUBE_DIM) as usize;
-    move_down::<F>(tier, origin, recent, first, units, page_tokens, quads);
+    move_down::<F>(tier, &held, first, units, page_tokens, quads);
 }
