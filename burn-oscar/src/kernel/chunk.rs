@@ -3,7 +3,7 @@
 //! ```text
 //! codes       one 16-byte load per 32 virtual channels
 //! parameters  of the lane's row of tokens (t % 8 = lane / 4, eight of them): pairs of each part,
-//!             or the bytes of each part; of per-channel keys, the lane's quads of channels
+//!             or the bytes of each part; of per-channel keys, quads of half of the channels
 //! ```
 
 use cubecl::prelude::*;
@@ -22,8 +22,8 @@ pub fn parameter_loads(side: &PackedSide) -> usize {
     match side.parameters {
         Parameters::TokenPairs => 2 * side.parts.len(),
         Parameters::Scales => side.parts.len(),
-        // Quads of channels, of each group of tokens.
-        Parameters::ChannelPairs { tokens } => 64 / tokens * side.head_dim / 16,
+        // Quads of half of the channels, of each group of tokens.
+        Parameters::ChannelPairs { tokens } => 64 / tokens * side.head_dim / 32,
     }
 }
 
@@ -90,10 +90,14 @@ fn load_parameters(
             out[first + i] = pairs[base + i];
         }
     } else {
-        let base = row * comptime!(side.row_pairs() / 4) + chunk * (4 * count) + lane % 4;
+        // Two lanes share a head: one makes bytes of the lower half of the channels, one of the
+        // upper.
+        let quarter = comptime!(side.head_dim / 32);
+        let upper = (lane / 4) % 2 * (4 * quarter);
+        let base = row * comptime!(side.row_pairs() / 4) + chunk * (8 * count) + upper + lane % 4;
         #[unroll]
         for i in 0..count {
-            out[first + i] = pairs[base + 4 * i];
+            out[first + i] = pairs[base + comptime!(i / quarter * (8 * quarter) + i % quarter * 4)];
         }
     }
 }
@@ -136,6 +140,13 @@ pub fn half2(word: u32) -> (f32, f32) {
     )
 }
 
+/// The f16 of a word for an even or an odd `index`.
+#[cube]
+pub fn half_of(word: u32, index: usize) -> f32 {
+    let (half, _) = half2(word >> (index % 2 * 16) as u32);
+    half
+}
+
 /// The (scale, offset) pair of the lane's token `e` in a part.
 #[cube]
 pub fn pair(
@@ -166,8 +177,8 @@ pub fn scales(
     for i in 0..2usize {
         let word = select(odd, four.extract(comptime!(2 + i)), four.extract(i));
         // A byte is the top of an f16 without its sign.
-        let (a, b) = half2(((word & 0xffu32) << 6u32) | ((word & 0xff00u32) << 14u32));
-        let (c, d) = half2(((word >> 10u32) & 0x3fc0u32) | ((word >> 2u32) & 0x3fc0_0000u32));
+        let (a, c) = half2((word & 0x00ff_00ffu32) << 6u32);
+        let (b, d) = half2((word >> 2u32) & 0x3fc0_3fc0u32);
         out[comptime!(4 * i)] = a;
         out[comptime!(4 * i + 1)] = b;
         out[comptime!(4 * i + 2)] = c;
@@ -175,19 +186,18 @@ pub fn scales(
     }
 }
 
-/// Multiplies the scores with the norms of the lane's tokens, of which those from `limit` on may
-/// be anything.
+/// A lane's two of the chunk's 64 norms, from number `first` on.
 #[cube]
-pub fn apply_norms(norms: &[u32], first: usize, limit: i32, lane: usize, scores: &mut Array<f32>) {
-    let odd = (lane / 4) % 2 == 1;
+pub fn load_norms(norms: &[u32], first: usize, lane: usize) -> u32 {
+    norms[first / 2 + lane]
+}
+
+/// Multiplies the scores with the norms of the lane's tokens.
+#[cube]
+pub fn apply_norms(norms: u32, lane: usize, scores: &mut Array<f32>) {
     #[unroll]
     for e in 0..8usize {
-        let token = 8 * e + lane / 4;
-        let mut word = norms[(first + token) / 2];
-        if limit < 64 {
-            word = select((token as i32) < limit, word, 0u32);
-        }
-        let (a, b) = half2(word);
-        scores[e] *= select(odd, b, a);
+        let word = plane_shuffle(norms, (4 * e + lane / 8) as u32);
+        scores[e] *= half_of(word, lane / 4);
     }
 }

@@ -31,7 +31,7 @@ use super::spec::Parameters;
 use super::steps::{item, item_row, near, near_page, page};
 use super::tile::{LOWEST, TileMemory};
 use super::warp::{
-    MEAN_SCORE, Running, WarpMemory, combine, flush_page, new_page, store_warp, values,
+    MEAN_SCORE, Running, WarpMemory, combine, flush_page, load_mean, new_page, store_warp, values,
 };
 
 /// The plane's chunk after `c`.
@@ -135,7 +135,7 @@ pub fn decode<F: Float, N: Size>(
         valid_next = v;
     }
     let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
-    let mut query_memory = QueryMemory::new(comptime!(key.clone()));
+    let mut query_memory = QueryMemory::new(comptime!(key.clone()), comptime!(shape.fine));
     let mut warps = WarpMemory::new(planes);
     if warp < 4 {
         own_query.share(&mut query_memory, lane, warp, comptime!(key.clone()));
@@ -188,12 +188,16 @@ pub fn decode<F: Float, N: Size>(
     let mut running = Running::new(comptime!(value.clone()));
     let products = comptime!(key_products(&key));
     let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+    let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
     let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
     if comptime!(!per_channel) {
-        query_memory.fragments(&mut bytes, lane, comptime!(products.clone()));
+        query_memory.fragments(&mut bytes, &mut rest, lane, comptime!(products.clone()));
     }
     let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
     let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+    let mut norms = 0u32.runtime();
+    let mut mean_key = Array::<u32>::new(2usize);
+    let mut mean_value = Array::<u32>::new(2usize);
     if c < end {
         let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
         chunk::load(
@@ -214,28 +218,43 @@ pub fn decode<F: Float, N: Size>(
             &mut held,
             comptime!(value.clone()),
         );
+        if comptime!(key.norms) {
+            let first = page_now * comptime!(key.page_tokens) + c % chunks * 64;
+            norms = chunk::load_norms(key_norms, first, lane);
+        }
+        if comptime!(value.means) {
+            load_mean(
+                value_means,
+                at,
+                lane,
+                &mut mean_value,
+                comptime!(value.clone()),
+            );
+        }
         if comptime!(key.means) {
-            new_page(&query_memory, key_means, at, lane, &mut running, head_dim);
+            load_mean(key_means, at, lane, &mut mean_key, comptime!(key.clone()));
+            new_page(&query_memory, &mean_key, lane, &mut running, head_dim);
         }
     }
     while c < end {
         let chunk_now = c % chunks;
-        let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
         let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
         let limit = valid_now as i32 - 64 * chunk_now as i32;
-        if limit < 64 {
-            chunk::mask_parameters(&mut keys, limit, lane, comptime!(key.clone()));
-            chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
-        }
         let mut scores = Array::<f32>::new(8usize);
         if comptime!(per_channel) {
             query_memory.scores_per_channel(&keys, &mut scores, lane, comptime!(key.clone()));
         } else {
-            query_memory.scores_per_token(&keys, &bytes, &mut scores, lane, comptime!(key.clone()));
+            query_memory.scores_per_token(
+                &keys,
+                &bytes,
+                &rest,
+                &mut scores,
+                lane,
+                comptime!(key.clone()),
+            );
         }
         if comptime!(key.norms) {
-            let first = page_now * comptime!(key.page_tokens) + chunk_now * 64;
-            chunk::apply_norms(key_norms, first, limit, lane, &mut scores);
+            chunk::apply_norms(norms, lane, &mut scores);
         }
         // The next keys are on their way while these values are worked on, the next values
         // while those keys are: one set of registers is enough, and more planes fit.
@@ -249,6 +268,13 @@ pub fn decode<F: Float, N: Size>(
                 &mut keys,
                 comptime!(key.clone()),
             );
+            if comptime!(key.norms) {
+                let first = page_next * comptime!(key.page_tokens) + c_next % chunks * 64;
+                norms = chunk::load_norms(key_norms, first, lane);
+            }
+            if comptime!(key.means) {
+                load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
+            }
         }
         if comptime!(key.means) {
             #[unroll]
@@ -257,20 +283,17 @@ pub fn decode<F: Float, N: Size>(
             }
         }
         if limit < 64 {
+            // What stands behind the last token may be anything. The barrier keeps the compiler
+            // from doing this for every chunk.
+            sync_plane();
+            chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
             #[unroll]
             for e in 0..8usize {
                 let inside = ((8 * e + lane / 4) as i32) < limit;
                 scores[e] = select(inside, scores[e], f32::new(LOWEST));
             }
         }
-        values(
-            &held,
-            &scores,
-            &mut running,
-            limit,
-            lane,
-            comptime!(value.clone()),
-        );
+        values(&held, &scores, &mut running, lane, comptime!(value.clone()));
         if c_next < end {
             chunk::load(
                 value_words,
@@ -285,12 +308,19 @@ pub fn decode<F: Float, N: Size>(
         if comptime!(value.means || key.means) {
             if c_next >= end || page_next != page_now {
                 if comptime!(value.means) {
-                    flush_page(value_means, at, lane, &mut running, head_dim);
+                    flush_page(&mean_value, lane, &mut running, head_dim);
+                    if c_next < end {
+                        load_mean(
+                            value_means,
+                            next,
+                            lane,
+                            &mut mean_value,
+                            comptime!(value.clone()),
+                        );
+                    }
                 }
                 if comptime!(key.means) {
-                    if c_next < end {
-                        new_page(&query_memory, key_means, next, lane, &mut running, head_dim);
-                    }
+                    new_page(&query_memory, &mean_key, lane, &mut running, head_dim);
                 }
             }
         }

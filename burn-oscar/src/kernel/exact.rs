@@ -212,7 +212,7 @@ pub fn exact_plane<F: Float, N: Size>(
 /// Exchanges with the unit whose lane differs in `bit`: the first `half` numbers of `sums` become
 /// the sums of both units' numbers, of the upper half where the lane's bit is set.
 #[cube]
-fn halve(sums: &mut Array<f32>, lane: usize, #[comptime] bit: u32, #[comptime] half: usize) {
+pub fn halve(sums: &mut Array<f32>, lane: usize, #[comptime] bit: u32, #[comptime] half: usize) {
     let upper = (lane >> comptime!(bit as usize)) % 2 == 1;
     #[unroll]
     for i in 0..half {

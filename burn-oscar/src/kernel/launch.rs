@@ -241,6 +241,7 @@ pub fn attend(
             (true, false) => (UNITS / PLANE) as usize,
             (true, true) => decode_planes(&key_side.store) as usize,
         },
+        fine: query.dtype.size() == 4,
         merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();

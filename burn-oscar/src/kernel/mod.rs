@@ -19,6 +19,7 @@
 
 pub mod append;
 pub mod attend;
+pub mod bytes;
 pub mod chunk;
 pub mod decode;
 pub mod exact;

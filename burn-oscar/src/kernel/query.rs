@@ -3,6 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
+use super::bytes::{Four, ROUND};
 use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
 use super::shape::Heads;
@@ -11,13 +12,19 @@ use super::spec::{PackedSide, Parameters, PartSide};
 pub type F4 = Vector<f32, Const<4>>;
 
 /// The largest 16-bit magnitude whose high byte still fits after rounding.
-pub const TOP: f32 = 32512.0;
+const TOP: f32 = 32512.0;
+
+/// Units of the rest that rounding to 16 bits leaves, in one unit of the 16 bits.
+const FINE: f32 = 254.0;
 
 /// What the planes of a cube share of the query.
 #[derive(CubeType)]
 pub struct QueryMemory {
     /// Signed bytes `[2 head + low, head_dim]`, four channels in a word.
     pub bytes: Shared<[u32]>,
+    /// What rounding left, in the rows of the low bytes; zeros in the others. For f32 alone, whose
+    /// precision 16 bits do not reach.
+    pub rest: Shared<[u32]>,
     /// What a byte product counts for, by head.
     pub unit: Shared<[f32]>,
     /// Sums of the query over each part's channels: `[parts, 4]`.
@@ -27,22 +34,35 @@ pub struct QueryMemory {
     pub padded: Shared<[F4]>,
     #[cube(comptime)]
     pub head_dim: usize,
+    /// Whether there is a rest.
+    #[cube(comptime)]
+    pub fine: bool,
 }
 
 #[cube]
 impl QueryMemory {
-    pub fn new(#[comptime] key: PackedSide) -> QueryMemory {
+    pub fn new(#[comptime] key: PackedSide, #[comptime] fine: bool) -> QueryMemory {
+        let words = comptime!(8 * key.head_dim / 4);
         QueryMemory {
-            bytes: Shared::<[u32]>::new_slice(comptime!(8 * key.head_dim / 4)),
+            bytes: Shared::<[u32]>::new_slice(words),
+            rest: Shared::<[u32]>::new_slice(comptime!(if fine { words } else { 1 })),
             unit: Shared::<[f32]>::new_slice(4usize),
             sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len())),
             padded: Shared::<[F4]>::new_slice(comptime!(4 * (key.head_dim / 4 + 1))),
             head_dim: comptime!(key.head_dim),
+            fine,
         }
     }
 
-    /// The query bytes that the lane multiplies with: two words for each product.
-    pub fn fragments(&self, out: &mut Array<u32>, lane: usize, #[comptime] products: KeyProducts) {
+    /// The query bytes that the lane multiplies with: two words for each product; and those of the
+    /// rest.
+    pub fn fragments(
+        &self,
+        out: &mut Array<u32>,
+        rest: &mut Array<u32>,
+        lane: usize,
+        #[comptime] products: KeyProducts,
+    ) {
         let row = lane / 4 * comptime!(self.head_dim / 4) + lane % 4;
         #[unroll]
         for i in 0..comptime!(products.terms.len()) {
@@ -50,10 +70,14 @@ impl QueryMemory {
             for half in 0..2usize {
                 let start = comptime!(products.terms[i].halves[half]);
                 if comptime!(start.is_some()) {
-                    out[comptime!(2 * i + half)] =
-                        self.bytes[row + comptime!(start.unwrap_or(0) / 4)];
+                    let at = row + comptime!(start.unwrap_or(0) / 4);
+                    out[comptime!(2 * i + half)] = self.bytes[at];
+                    if comptime!(self.fine) {
+                        rest[comptime!(2 * i + half)] = self.rest[at];
+                    }
                 } else {
                     out[comptime!(2 * i + half)] = 0u32.runtime();
+                    rest[comptime!(2 * i + half)] = 0u32.runtime();
                 }
             }
         }
@@ -64,6 +88,7 @@ impl QueryMemory {
         &self,
         loaded: &Array<W4>,
         bytes: &Array<u32>,
+        rest: &Array<u32>,
         scores: &mut Array<f32>,
         lane: usize,
         #[comptime] key: PackedSide,
@@ -79,19 +104,18 @@ impl QueryMemory {
             field_products(
                 loaded,
                 bytes,
+                rest,
                 unit,
                 &mut products,
                 f,
+                self.fine,
                 comptime!(key.clone()),
             );
         }
         #[unroll]
-        for e in 0..8usize {
-            scores[e] = 0.0;
-        }
-        #[unroll]
         for part in 0..parts {
             let sum = self.sums[part * 4 + head];
+            let mut terms = Array::<f32>::new(8usize);
             if comptime!(is_scales) {
                 let middle =
                     comptime!(((1u32 << key.parts[part].bits) - 1) as f32 / 2.0 * SCALE8_UNIT);
@@ -100,14 +124,22 @@ impl QueryMemory {
                 scales(loaded, lane, &mut scale, part, comptime!(key.clone()));
                 #[unroll]
                 for e in 0..8usize {
-                    scores[e] += scale[e] * (products[comptime!(part * 8 + e)] - offset);
+                    terms[e] = scale[e] * (products[comptime!(part * 8 + e)] - offset);
                 }
             } else {
                 #[unroll]
                 for e in 0..8usize {
                     let (scale, offset) = pair(loaded, e, part, comptime!(key.clone()));
-                    scores[e] += scale * products[comptime!(part * 8 + e)] + offset * sum;
+                    terms[e] = scale * products[comptime!(part * 8 + e)] + offset * sum;
                 }
+            }
+            #[unroll]
+            for e in 0..8usize {
+                scores[e] = if comptime!(part == 0) {
+                    terms[e]
+                } else {
+                    scores[e] + terms[e]
+                };
             }
         }
     }
@@ -127,22 +159,23 @@ impl QueryMemory {
         });
         let products = comptime!(key_products(&key));
         let own_head = lane / 8;
-        let low = (lane / 4) % 2 == 1;
-        let down = select(low, 0u32, 8u32);
-        let carry = select(low, 0u32, 128u32);
-        let flip = select(low, 0u32, 0x8080_8080u32);
+        // Of the two lanes of a head, the first needs high bytes, the other low ones. Each makes
+        // both of half of the channels, and they exchange what the other needs.
+        let is_low = (lane / 4) % 2 == 1;
+        let halves = comptime!(key.head_dim / 16);
+        let made = comptime!(halves / 2);
+        let start = own_head * comptime!(key.head_dim / 4 + 1)
+            + select(is_low, comptime!(4 * made), 0usize)
+            + lane % 4;
         #[unroll]
         for group in 0..comptime!(64 / tokens) {
-            // Channels of the lane: quads `lane % 4` of each half of 16.
-            let halves = comptime!(key.head_dim / 16);
-            let mut folded = Array::<f32>::new(comptime!(key.head_dim / 4));
+            let mut folded = Array::<f32>::new(comptime!(4 * made));
             let mut largest = f32::new(0.0);
             let mut offset = f32::new(0.0);
             #[unroll]
-            for half in 0..halves {
-                let four = loaded[comptime!(code_loads(&key) + group * halves + half)];
-                let queries =
-                    self.padded[own_head * comptime!(key.head_dim / 4 + 1) + half * 4 + lane % 4];
+            for half in 0..made {
+                let four = loaded[comptime!(code_loads(&key) + group * made + half)];
+                let queries = self.padded[start + half * 4];
                 #[unroll]
                 for k in 0..4usize {
                     let q = queries.extract(k);
@@ -153,40 +186,46 @@ impl QueryMemory {
                     offset += q * shift;
                 }
             }
-            let largest = f32::max(largest, plane_shuffle_xor(largest, 1u32));
-            let largest = f32::max(largest, plane_shuffle_xor(largest, 2u32));
-            let offset = offset + plane_shuffle_xor(offset, 1u32);
-            let offset = offset + plane_shuffle_xor(offset, 2u32);
+            #[unroll]
+            for bit in 0..3u32 {
+                largest = f32::max(largest, plane_shuffle_xor(largest, comptime!(1u32 << bit)));
+                offset += plane_shuffle_xor(offset, comptime!(1u32 << bit));
+            }
             let largest = f32::max(largest, 1e-30);
             let ratio = TOP / largest;
             let mut quads = Array::<u32>::new(halves);
+            let mut rests = Array::<u32>::new(halves);
             #[unroll]
-            for half in 0..halves {
-                // As `signed_byte`, with the lane's choice of byte made once.
-                let mut word = 0u32.runtime();
-                #[unroll]
-                for k in 0..4usize {
-                    let x = folded[comptime!(half * 4 + k)] * ratio + comptime!(ROUND + 32768.0);
-                    let x = u32::reinterpret(x) + carry;
-                    let byte = if comptime!(k == 0) {
-                        x >> down
-                    } else {
-                        x << (comptime!(8 * k as u32) - down)
-                    };
-                    word = word | (byte & comptime!(255u32 << (8 * k as u32)));
+            for half in 0..made {
+                let four = signed_four(&folded, ratio, comptime!(4 * half));
+                if comptime!(self.fine) {
+                    let own = rest_of(&folded, ratio, comptime!(4 * half));
+                    let other = plane_shuffle_xor(own, 4u32);
+                    rests[half] = select(is_low, other, 0u32);
+                    rests[comptime!(made + half)] = select(is_low, own, 0u32);
                 }
-                quads[half] = word ^ flip;
+                let (high, low) = (four.signed_high(), four.low());
+                let own = select(is_low, low, high);
+                let other = plane_shuffle_xor(select(is_low, high, low), 4u32);
+                quads[half] = select(is_low, other, own);
+                quads[comptime!(made + half)] = select(is_low, own, other);
             }
             let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+            let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
             #[unroll]
             for i in 0..comptime!(products.terms.len()) {
                 #[unroll]
                 for half in 0..2usize {
+                    let at = comptime!(2 * i + half);
                     let start = comptime!(products.terms[i].halves[half]);
                     if comptime!(start.is_some()) {
-                        bytes[comptime!(2 * i + half)] = quads[comptime!(start.unwrap_or(0) / 16)];
+                        bytes[at] = quads[comptime!(start.unwrap_or(0) / 16)];
+                        if comptime!(self.fine) {
+                            rest[at] = rests[comptime!(start.unwrap_or(0) / 16)];
+                        }
                     } else {
-                        bytes[comptime!(2 * i + half)] = 0u32.runtime();
+                        bytes[at] = 0u32.runtime();
+                        rest[at] = 0u32.runtime();
                     }
                 }
             }
@@ -201,9 +240,11 @@ impl QueryMemory {
                 field_products(
                     loaded,
                     &bytes,
+                    &rest,
                     unit,
                     &mut results,
                     f,
+                    self.fine,
                     comptime!(key.clone()),
                 );
                 #[unroll]
@@ -216,16 +257,30 @@ impl QueryMemory {
     }
 }
 
-/// Added to a number below 2^16, it leaves the number rounded in the low bits of the sum: cheaper
-/// than a conversion.
-pub const ROUND: f32 = 8_388_608.0;
-
-/// A number in -TOP..TOP rounded to 16 bits: its high byte, or its low one.
+/// Four numbers in -TOP..TOP times `ratio`, rounded, 32768 too large.
 #[cube]
-pub fn signed_byte(x: f32, low: bool) -> u32 {
-    let shifted = u32::reinterpret(x + comptime!(ROUND + 32768.0));
-    let high = ((shifted + 128u32) >> 8u32) ^ 128u32;
-    select(low, shifted, high) & 255u32
+fn signed_four(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> Four {
+    let mut rounded = Array::<u32>::new(4usize);
+    #[unroll]
+    for k in 0..4usize {
+        rounded[k] = u32::reinterpret(x[comptime!(first + k)] * ratio + comptime!(ROUND + 32768.0));
+    }
+    Four::new(rounded[0], rounded[1], rounded[2], rounded[3])
+}
+
+/// What rounding by [`signed_four`] leaves, in signed bytes.
+#[cube]
+fn rest_of(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> u32 {
+    let mut rounded = Array::<u32>::new(4usize);
+    #[unroll]
+    for k in 0..4usize {
+        let scaled = x[comptime!(first + k)] * ratio;
+        let whole = f32::cast_from(i32::cast_from(
+            u32::reinterpret(scaled + comptime!(ROUND + 32768.0)) & 0xffffu32,
+        )) - 32768.0;
+        rounded[k] = u32::reinterpret((scaled - whole) * FINE + comptime!(ROUND + 32768.0));
+    }
+    Four::new(rounded[0], rounded[1], rounded[2], rounded[3]).low()
 }
 
 /// A head's query in a plane, four channels in a lane: plane w has head w % 4. Heads that there are
@@ -274,17 +329,14 @@ impl OwnQuery {
     ) {
         let quads = comptime!(key.head_dim / 4);
         let ratio = TOP / self.largest;
-        let mut high = 0u32.runtime();
-        let mut low = 0u32.runtime();
-        #[unroll]
-        for k in 0..4usize {
-            let x = self.values[k] * ratio;
-            high = high | (signed_byte(x, false) << comptime!(8 * k as u32));
-            low = low | (signed_byte(x, true) << comptime!(8 * k as u32));
-        }
+        let four = signed_four(&self.values, ratio, 0usize);
         if lane < quads {
-            out.bytes[(2 * warp) * quads + lane] = high;
-            out.bytes[(2 * warp + 1) * quads + lane] = low;
+            out.bytes[(2 * warp) * quads + lane] = four.signed_high();
+            out.bytes[(2 * warp + 1) * quads + lane] = four.low();
+            if comptime!(out.fine) {
+                out.rest[(2 * warp) * quads + lane] = 0u32;
+                out.rest[(2 * warp + 1) * quads + lane] = rest_of(&self.values, ratio, 0usize);
+            }
             let mut quad = F4::new(0.0);
             #[unroll]
             for k in 0..4usize {
@@ -310,12 +362,13 @@ impl OwnQuery {
 fn field_products(
     loaded: &Array<W4>,
     bytes: &Array<u32>,
+    rest: &Array<u32>,
     unit: f32,
     out: &mut Array<f32>,
     #[comptime] f: u32,
+    #[comptime] fine: bool,
     #[comptime] key: PackedSide,
 ) {
-    let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
     let products = comptime!(key_products(&key));
     // A field's codes are 4^f times too large.
     let unit = unit * comptime!(1.0 / (1u32 << (2 * f)) as f32);
@@ -323,10 +376,12 @@ fn field_products(
     for part in 0..comptime!(key.parts.len()) {
         let mut high = Array::<i32>::new(2usize);
         let mut low = Array::<i32>::new(2usize);
+        let mut finer = Array::<i32>::new(2usize);
         #[unroll]
         for i in 0..2usize {
             high[i] = 0i32;
             low[i] = 0i32;
+            finer[i] = 0i32;
         }
         #[unroll]
         for s in 0..comptime!(products.sums.len()) {
@@ -338,7 +393,6 @@ fn field_products(
                 for i in 0..comptime!(products.terms.len()) {
                     if comptime!(products.terms[i].sum == s) {
                         multiply(
-                            &def,
                             loaded[comptime!(products.terms[i].step)],
                             f,
                             bytes[comptime!(2 * i)],
@@ -347,9 +401,27 @@ fn field_products(
                         );
                     }
                 }
+                let mut rests = Array::<Vector<i32, Const<2>>>::new(2usize);
+                rests[0] = Vector::<i32, Const<2>>::new(0i32);
+                rests[1] = Vector::<i32, Const<2>>::new(0i32);
+                #[unroll]
+                for i in 0..comptime!(products.terms.len()) {
+                    if comptime!(fine && products.terms[i].sum == s) {
+                        multiply(
+                            loaded[comptime!(products.terms[i].step)],
+                            f,
+                            rest[comptime!(2 * i)],
+                            rest[comptime!(2 * i + 1)],
+                            &mut rests,
+                        );
+                    }
+                }
                 let weight = comptime!(1i32 << products.sums[s].shift);
                 #[unroll]
                 for i in 0..2usize {
+                    if comptime!(fine) {
+                        finer[i] += rests[i].extract(1usize) * weight;
+                    }
                     if comptime!(fits(&key.parts[part])) {
                         let sum = sums[i].extract(0usize) * 256i32 + sums[i].extract(1usize);
                         high[i] += sum * weight;
@@ -368,6 +440,9 @@ fn field_products(
             } else {
                 out[at] = unit * (f32::cast_from(high[i]) * 256.0 + f32::cast_from(low[i]));
             }
+            if comptime!(fine) {
+                out[at] += unit * comptime!(1.0 / FINE) * f32::cast_from(finer[i]);
+            }
         }
     }
 }
@@ -379,22 +454,29 @@ fn fits(part: &PartSide) -> bool {
     code * 64 * 128 * 257 * (part.channels as u64) < 1 << 31
 }
 
-/// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.
+/// Field `f` of a lane's codes as the first operand of a product, 4^f too large.
 #[cube]
-pub fn multiply(
-    def: &MmaDefinition<u8, i8, i32>,
-    codes: W4,
-    #[comptime] f: u32,
-    b0: u32,
-    b1: u32,
-    sums: &mut Array<Vector<i32, Const<2>>>,
-) {
+pub fn field_of(codes: W4, #[comptime] f: u32) -> Array<Vector<u8, Const<4>>> {
     let mask = comptime!(0x0303_0303u32 << (2 * f));
     let mut a = Array::<Vector<u8, Const<4>>>::new(4usize);
     #[unroll]
     for r in 0..4usize {
         a[r] = Vector::<u8, Const<4>>::reinterpret(codes.extract(r) & mask);
     }
+    a
+}
+
+/// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.
+#[cube]
+fn multiply(
+    codes: W4,
+    #[comptime] f: u32,
+    b0: u32,
+    b1: u32,
+    sums: &mut Array<Vector<i32, Const<2>>>,
+) {
+    let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
+    let a = field_of(codes, f);
     let mut b = Array::<Vector<i8, Const<4>>>::new(2usize);
     b[0] = Vector::<i8, Const<4>>::reinterpret(b0);
     b[1] = Vector::<i8, Const<4>>::reinterpret(b1);

@@ -3,9 +3,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::chunk::{SCALE8_UNIT, W4, half2, pair, scales};
+use super::bytes::{Four, ROUND};
+use super::chunk::{SCALE8_UNIT, W4, half_of, half2, pair, scales};
+use super::exact::halve;
 use super::fragments::value_tiles;
-use super::query::{QueryMemory, ROUND, TOP, multiply};
+use super::query::{QueryMemory, field_of};
 use super::spec::{PackedSide, Parameters};
 use super::tile::{LOWEST, TileMemory};
 
@@ -56,6 +58,23 @@ impl Running {
             sums,
         }
     }
+
+    /// Makes all sums relative to a maximum of at least `top`.
+    fn raise(&mut self, top: f32, #[comptime] value: PackedSide) {
+        let max = f32::max(self.state[MAX], top);
+        let decay = (self.state[MAX] - max).exp();
+        self.state[MAX] = max;
+        self.state[TOTAL] *= decay;
+        self.state[PAGE_WEIGHT] *= decay;
+        #[unroll]
+        for part in 0..comptime!(value.parts.len()) {
+            self.offsets[part] *= decay;
+        }
+        #[unroll]
+        for i in 0..comptime!(value.head_dim / 8) {
+            self.sums[i] *= decay;
+        }
+    }
 }
 
 #[cube]
@@ -72,10 +91,9 @@ fn sum_rows(x: f32) -> f32 {
     b + plane_shuffle_xor(b, 16u32)
 }
 
-#[cube]
-fn pack(a: u32, b: u32, c: u32, d: u32) -> u32 {
-    (a & 255u32) | ((b & 255u32) << 8u32) | ((c & 255u32) << 16u32) | (d << 24u32)
-}
+/// What the largest of a chunk's weights becomes before it is rounded to 16 bits is between this
+/// and twice as much: the unit is a power of two of it, which takes no division.
+const HALF_TOP: f32 = 32_767.5;
 
 /// Weighs the chunk's values with its scores and adds them to the running sums.
 #[cube]
@@ -83,81 +101,74 @@ pub fn values(
     loaded: &Array<W4>,
     scores: &Array<f32>,
     running: &mut Running,
-    limit: i32,
     lane: usize,
     #[comptime] value: PackedSide,
 ) {
-    let mut max = f32::new(LOWEST);
+    let mut top = scores[0];
     #[unroll]
-    for e in 0..8usize {
-        max = f32::max(max, scores[e]);
+    for e in 1..8usize {
+        top = f32::max(top, scores[e]);
     }
-    let max = max_rows(max);
+    // The maximum seldom grows after the first chunks.
+    if plane_any(top > running.state[MAX]) {
+        running.raise(max_rows(top), comptime!(value.clone()));
+    }
+    let max = running.state[MAX];
     let mut weights = Array::<f32>::new(8usize);
     #[unroll]
     for e in 0..8usize {
         weights[e] = (scores[e] - max).exp();
     }
-    if limit < 64 {
-        #[unroll]
-        for e in 0..8usize {
-            let inside = ((8 * e + lane / 4) as i32) < limit;
-            weights[e] = select(inside, weights[e], 0.0);
-        }
-    }
-    let mut sum = f32::new(0.0);
+    let mut sum = weights[0];
     #[unroll]
-    for e in 0..8usize {
+    for e in 1..8usize {
         sum += weights[e];
     }
-    let max_new = f32::max(running.state[MAX], max);
-    let decay = (running.state[MAX] - max_new).exp();
-    let fresh = (max - max_new).exp();
-    running.state[MAX] = max_new;
-    running.state[TOTAL] = running.state[TOTAL] * decay + sum * fresh;
+    running.state[TOTAL] += sum;
     if comptime!(value.means) {
-        running.state[PAGE_WEIGHT] = running.state[PAGE_WEIGHT] * decay + sum * fresh;
+        running.state[PAGE_WEIGHT] += sum;
     }
 
-    let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
     let is_scales = comptime!(value.parameters == Parameters::Scales);
     let unit = comptime!(if is_scales {
-        SCALE8_UNIT / TOP
+        SCALE8_UNIT / HALF_TOP
     } else {
-        1.0 / TOP
+        1.0 / HALF_TOP
     });
     #[unroll]
     for part in 0..comptime!(value.parts.len()) {
         let mut scaled = Array::<f32>::new(8usize);
-        let mut offset = f32::new(0.0);
         if comptime!(is_scales) {
             let middle =
                 comptime!(((1u32 << value.parts[part].bits) - 1) as f32 / 2.0 * SCALE8_UNIT);
             scales(loaded, lane, &mut scaled, part, comptime!(value.clone()));
+            let mut offset = f32::new(0.0);
             #[unroll]
             for e in 0..8usize {
                 scaled[e] *= weights[e];
-                offset -= scaled[e];
+                offset += scaled[e];
             }
-            offset *= middle;
+            running.offsets[part] -= offset * middle;
         } else {
             #[unroll]
             for e in 0..8usize {
                 let (scale, shift) = pair(loaded, e, part, comptime!(value.clone()));
                 scaled[e] = weights[e] * scale;
-                offset += weights[e] * shift;
+                running.offsets[part] += weights[e] * shift;
             }
         }
-        running.offsets[part] = running.offsets[part] * decay + offset * fresh;
         let mut largest = f32::new(1e-30);
         #[unroll]
         for e in 0..8usize {
             largest = f32::max(largest, scaled[e]);
         }
-        let largest = max_rows(largest);
+        // Exponents alone: 2^e, and what makes the largest a number from 2^15 to 2^16.
+        let power = u32::reinterpret(max_rows(largest)) & 0x7f80_0000u32;
+        let ratio =
+            f32::reinterpret(comptime!(HALF_TOP.to_bits() + 1.0f32.to_bits()).runtime() - power);
         let mut bytes = Array::<u32>::new(4usize);
-        weight_bytes(&scaled, TOP / largest, lane, &mut bytes);
-        let back = largest * fresh * unit;
+        weight_bytes(&scaled, ratio, lane, &mut bytes);
+        let back = f32::reinterpret(power) * unit;
 
         let tiles = comptime!(value_tiles(&value, part));
         #[unroll]
@@ -168,8 +179,7 @@ pub fn values(
             sums[1] = Vector::<i32, Const<2>>::new(0i32);
             #[unroll]
             for s in 0..2usize {
-                multiply(
-                    &def,
+                multiply_weights(
                     loaded[comptime!(tile.load + s)],
                     comptime!(tile.field as u32),
                     bytes[comptime!(2 * s)],
@@ -184,43 +194,75 @@ pub fn values(
             for k in 0..2usize {
                 let at = comptime!(2 * tile.tile + k);
                 let product = sums[k].extract(0usize) * 256i32 + sums[k].extract(1usize);
-                let before = if comptime!(tile.shift == 0) {
-                    running.sums[at] * decay
-                } else {
-                    running.sums[at]
-                };
-                running.sums[at] = before + back * f32::cast_from(product);
+                running.sums[at] += back * f32::cast_from(product);
             }
         }
     }
+}
+
+/// `sums += (field f of codes) x bytes`, with bytes from 0 to 255.
+#[cube]
+fn multiply_weights(
+    codes: W4,
+    #[comptime] f: u32,
+    b0: u32,
+    b1: u32,
+    sums: &mut Array<Vector<i32, Const<2>>>,
+) {
+    let def = MmaDefinition::<u8, u8, i32>::new(16usize, 8usize, 32usize);
+    let a = field_of(codes, f);
+    let mut b = Array::<Vector<u8, Const<4>>>::new(2usize);
+    b[0] = Vector::<u8, Const<4>>::reinterpret(b0);
+    b[1] = Vector::<u8, Const<4>>::reinterpret(b1);
+    def.execute_inplace(&a, &b, sums);
 }
 
 /// Rounds the lane's eight weights to 16 bits and hands the bytes to the lanes that multiply with
 /// them: two words for each of two k-steps.
 #[cube]
 fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u32>) {
-    let mut low = Array::<u32>::new(8usize);
-    let mut high = Array::<u32>::new(8usize);
+    let mut rounded = Array::<u32>::new(8usize);
     #[unroll]
     for e in 0..8usize {
-        let x = u32::reinterpret(scaled[e] * ratio + ROUND);
-        low[e] = x;
-        high[e] = (x + 128u32) >> 8u32;
+        rounded[e] = u32::reinterpret(scaled[e] * ratio + ROUND);
     }
-    let high_a = pack(high[0], high[1], high[2], high[3]);
-    let high_b = pack(high[4], high[5], high[6], high[7]);
-    let low_a = pack(low[0], low[1], low[2], low[3]);
-    let low_b = pack(low[4], low[5], low[6], low[7]);
+    let a = Four::new(rounded[0], rounded[1], rounded[2], rounded[3]);
+    let b = Four::new(rounded[4], rounded[5], rounded[6], rounded[7]);
     let is_low = (lane / 4) % 2 == 1;
     #[unroll]
     for s in 0..2usize {
         let source = (4 * (lane % 4 * 2 + s) + lane / 8) as u32;
-        let ha = plane_shuffle(high_a, source);
-        let la = plane_shuffle(low_a, source);
-        let hb = plane_shuffle(high_b, source);
-        let lb = plane_shuffle(low_b, source);
+        let ha = plane_shuffle(a.high(), source);
+        let la = plane_shuffle(a.low(), source);
+        let hb = plane_shuffle(b.high(), source);
+        let lb = plane_shuffle(b.low(), source);
         out[comptime!(2 * s)] = select(is_low, la, ha);
         out[comptime!(2 * s + 1)] = select(is_low, lb, hb);
+    }
+}
+
+/// A lane's share of a page's mean: `[2]` words, of keys two side by side, of values those 32
+/// apart. On its way long before it is used, as codes are.
+#[cube]
+pub fn load_mean(
+    means: &[u32],
+    row: usize,
+    lane: usize,
+    out: &mut Array<u32>,
+    #[comptime] side: PackedSide,
+) {
+    let words = comptime!(side.head_dim / 2);
+    let start = row * words;
+    if comptime!(side.is_key) {
+        #[unroll]
+        for k in 0..2usize {
+            out[k] = means[start + 2 * (lane % comptime!(words / 2)) + k];
+        }
+    } else {
+        #[unroll]
+        for k in 0..comptime!(words / 32) {
+            out[k] = means[start + lane + comptime!(32 * k)];
+        }
     }
 }
 
@@ -228,52 +270,49 @@ fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
 #[cube]
 pub fn new_page(
     query: &QueryMemory,
-    means: &[u32],
-    row: usize,
+    mean: &Array<u32>,
     lane: usize,
     running: &mut Running,
     #[comptime] head_dim: usize,
 ) {
-    let mut mean = Array::<f32>::new(4usize);
-    #[unroll]
-    for k in 0..2usize {
-        // No branch, so that all lanes are there for the shuffles.
-        let word = means[(row * head_dim) / 2 + 2 * (lane % comptime!(head_dim / 4)) + k];
-        let (a, b) = half2(word);
-        mean[comptime!(2 * k)] = a;
-        mean[comptime!(2 * k + 1)] = b;
-    }
-    let mut own = f32::new(0.0);
+    let quads = comptime!(head_dim / 4);
+    let (a, b) = half2(mean[0]);
+    let (c, d) = half2(mean[1]);
+    let mut products = Array::<f32>::new(4usize);
     #[unroll]
     for h in 0..4usize {
-        let mut product = f32::new(0.0);
-        let four = query.padded[h * comptime!(head_dim / 4 + 1) + lane % comptime!(head_dim / 4)];
-        #[unroll]
-        for k in 0..4usize {
-            product += mean[k] * four.extract(k);
-        }
-        let product = plane_sum(select(lane < comptime!(head_dim / 4), product, 0.0));
-        own = select(lane % 4 == h, product, own);
+        let four = query.padded[h * comptime!(quads + 1) + lane % quads];
+        let product = a * four.extract(0usize)
+            + b * four.extract(1usize)
+            + c * four.extract(2usize)
+            + d * four.extract(3usize);
+        products[h] = select(lane < quads, product, 0.0);
     }
-    running.state[MEAN_SCORE] = own;
+    halve(&mut products, lane, 4u32, 2usize);
+    halve(&mut products, lane, 3u32, 1usize);
+    let mut product = products[0];
+    #[unroll]
+    for bit in 0..3u32 {
+        product += plane_shuffle_xor(product, comptime!(1u32 << bit));
+    }
+    running.state[MEAN_SCORE] = plane_shuffle(product, (lane % 4 * 8) as u32);
 }
 
 /// Ends a page that has a mean value: it counts as often as its tokens weighed.
 #[cube]
 pub fn flush_page(
-    means: &[u32],
-    row: usize,
+    mean: &Array<u32>,
     lane: usize,
     running: &mut Running,
     #[comptime] head_dim: usize,
 ) {
     let weight = sum_rows(running.state[PAGE_WEIGHT]);
-    let odd = (lane / 4) % 2 == 1;
     #[unroll]
     for i in 0..comptime!(head_dim / 8) {
-        let channel = 8 * i + lane / 4;
-        let (a, b) = half2(means[(row * head_dim + channel) / 2]);
-        running.sums[i] += weight * select(odd, b, a);
+        // Channel 8 i + lane / 4.
+        let source = 4 * comptime!(i % 8) + lane / 8;
+        let word = plane_shuffle(mean[comptime!(i / 8)], source as u32);
+        running.sums[i] += weight * half_of(word, lane / 4);
     }
     running.state[PAGE_WEIGHT] = 0.0;
 }
