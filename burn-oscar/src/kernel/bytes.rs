@@ -6,6 +6,17 @@ use cubecl::prelude::*;
 /// than a conversion.
 pub const ROUND: f32 = 8_388_608.0;
 
+/// Units of the rest that rounding to 16 bits leaves, in one unit of the 16 bits.
+pub const FINE: f32 = 254.0;
+
+/// What rounding `x` left, where the low 16 bits of `rounded` are the result and `above` more: its
+/// low byte is signed.
+#[cube]
+pub fn rest(x: f32, rounded: u32, #[comptime] above: f32) -> u32 {
+    let left = x - (f32::cast_from(rounded & 0xffffu32) - above);
+    u32::reinterpret(left * FINE + comptime!(ROUND + 32768.0))
+}
+
 /// Four 16-bit numbers, as pairs in a word: half of the work of one by one.
 #[derive(CubeType, Clone, Copy)]
 pub struct Four {

@@ -25,6 +25,7 @@ use super::chunk::{self, W4};
 use super::exact::exact_plane;
 use super::fragments::key_products;
 use super::merge::finish;
+use super::products::exact_products;
 use super::query::{OwnQuery, QueryMemory};
 use super::shape::{Shape, exact_place, heads};
 use super::spec::Parameters;
@@ -51,7 +52,7 @@ fn step(c: usize, by_page: bool, #[comptime] chunks: usize, #[comptime] planes: 
 /// The tensor-core decode kernel; grid: groups of four query heads x work items.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
 pub fn decode<F: Float, N: Size>(
-    query: &[F],
+    query: &[Vector<F, N>],
     own_key: &[Vector<F, N>],
     own_value: &[Vector<F, N>],
     key_tier: &[Vector<F, N>],
@@ -86,7 +87,7 @@ pub fn decode<F: Float, N: Size>(
     }
     let heads = heads(own_row, parts as usize, comptime!(shape.clone()));
     let own_query =
-        OwnQuery::load::<F>(query, &heads, scale, lane, warp, comptime!(shape.head_dim));
+        OwnQuery::load::<F, N>(query, &heads, scale, lane, warp, comptime!(shape.head_dim));
     // An item without tokens has no parts, no chunks and no pages. Looking at all of them has all
     // words of the item on their way before the first is there.
     if (near | (item.count + row.parts) as u32) == 0u32 {
@@ -100,7 +101,7 @@ pub fn decode<F: Float, N: Size>(
 
     // Exact tokens go to the first planes, history to the others first.
     // Few of them are cut smaller, except where means of pages need the registers.
-    let is_few = comptime!(!key.means && !value.means).runtime()
+    let is_few = comptime!(!shape.products && !key.means && !value.means).runtime()
         && item.exact_count <= comptime!(planes * EXACT / 2);
     let plane_tokens = select(
         is_few,
@@ -144,7 +145,27 @@ pub fn decode<F: Float, N: Size>(
 
     if has_exact {
         let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        if is_few {
+        if comptime!(shape.products) {
+            exact_products::<F, N>(
+                &mut memory,
+                &mut warps,
+                query,
+                &heads,
+                scale,
+                own_key,
+                own_value,
+                key_tier,
+                value_tier,
+                &at,
+                item.exact_first,
+                item.exact_count,
+                lane,
+                warp,
+                planes,
+                comptime!(shape.sink),
+                head_dim,
+            );
+        } else if is_few {
             exact_plane::<F, N>(
                 &mut memory,
                 &mut warps,
@@ -293,7 +314,14 @@ pub fn decode<F: Float, N: Size>(
                 scores[e] = select(inside, scores[e], f32::new(LOWEST));
             }
         }
-        values(&held, &scores, &mut running, lane, comptime!(value.clone()));
+        values(
+            &held,
+            &scores,
+            &mut running,
+            lane,
+            comptime!(shape.fine),
+            comptime!(value.clone()),
+        );
         if c_next < end {
             chunk::load(
                 value_words,

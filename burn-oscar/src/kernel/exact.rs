@@ -14,7 +14,7 @@ use super::warp::WarpMemory;
 
 /// Where a token's vectors begin, in vectors: in the tiers, or in the call's own token.
 #[cube]
-fn vector_at(
+pub fn vector_at(
     at: &ExactPlace,
     token: usize,
     #[comptime] sink: usize,

@@ -89,6 +89,23 @@ impl Offers {
     }
 }
 
+/// Whether tensor cores multiply activations of this type by sixteens.
+fn multiplies(client: &Client, dtype: ElemType) -> bool {
+    client
+        .properties()
+        .features
+        .matmul
+        .mma
+        .contains(&MmaConfig {
+            a_type: dtype,
+            b_type: dtype,
+            cd_type: f32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 16,
+        })
+}
+
 /// The arrays of one side's pages. What a method does not store is bound to another array, which
 /// the kernel then never reads.
 struct SideArgs {
@@ -242,6 +259,7 @@ pub fn attend(
             (true, true) => decode_planes(&key_side.store) as usize,
         },
         fine: query.dtype.size() == 4,
+        products: tensor_cores && multiplies(&client, storage(&query)),
         merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();
@@ -272,7 +290,7 @@ pub fn attend(
                 cubes,
                 CubeDim::new_1d(PLANE * shape.planes as u32),
                 width,
-                array(&query, float),
+                array(&query, 16),
                 array(&key, 16),
                 array(&value, 16),
                 array(&layer.key_tier, 16),

@@ -29,6 +29,7 @@ pub mod fragments;
 pub mod launch;
 pub mod merge;
 pub mod pack;
+pub mod products;
 pub mod query;
 pub mod shape;
 pub mod spec;

@@ -3,7 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::bytes::{Four, ROUND};
+use super::bytes::{FINE, Four, ROUND, rest};
 use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
 use super::shape::Heads;
@@ -13,9 +13,6 @@ pub type F4 = Vector<f32, Const<4>>;
 
 /// The largest 16-bit magnitude whose high byte still fits after rounding.
 const TOP: f32 = 32512.0;
-
-/// Units of the rest that rounding to 16 bits leaves, in one unit of the 16 bits.
-const FINE: f32 = 254.0;
 
 /// What the planes of a cube share of the query.
 #[derive(CubeType)]
@@ -275,10 +272,8 @@ fn rest_of(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> u32 {
     #[unroll]
     for k in 0..4usize {
         let scaled = x[comptime!(first + k)] * ratio;
-        let whole = f32::cast_from(i32::cast_from(
-            u32::reinterpret(scaled + comptime!(ROUND + 32768.0)) & 0xffffu32,
-        )) - 32768.0;
-        rounded[k] = u32::reinterpret((scaled - whole) * FINE + comptime!(ROUND + 32768.0));
+        let whole = u32::reinterpret(scaled + comptime!(ROUND + 32768.0));
+        rounded[k] = rest(scaled, whole, 32768.0);
     }
     Four::new(rounded[0], rounded[1], rounded[2], rounded[3]).low()
 }
@@ -294,8 +289,8 @@ pub struct OwnQuery {
 
 #[cube]
 impl OwnQuery {
-    pub fn load<F: Float>(
-        query: &[F],
+    pub fn load<F: Float, N: Size>(
+        query: &[Vector<F, N>],
         heads: &Heads,
         scale: f32,
         lane: usize,
@@ -305,12 +300,23 @@ impl OwnQuery {
         let quads = comptime!(head_dim / 4);
         let is_held = warp % 4 < heads.held;
         let head = select(is_held, warp % 4, 0usize.runtime());
+        let width = N::value().comptime();
+        // No branch, so that all lanes are there for the shuffles.
+        let first = heads.first + head * head_dim + 4 * (lane % quads);
+        let vector = query[first / width];
         let mut values = Array::<f32>::new(4usize);
         let mut largest = f32::new(0.0);
         #[unroll]
         for k in 0..4usize {
-            // No branch, so that all lanes are there for the shuffles.
-            let x = query[heads.first + head * head_dim + 4 * (lane % quads) + k];
+            let x = if comptime!(width == 8) {
+                select(
+                    lane % 2 == 1,
+                    vector.extract(comptime!((k + 4) % width)),
+                    vector.extract(k),
+                )
+            } else {
+                vector.extract(k)
+            };
             let x = select(is_held && lane < quads, f32::cast_from(x) * scale, 0.0);
             values[k] = x;
             largest = f32::max(largest, x.abs());
@@ -468,7 +474,7 @@ pub fn field_of(codes: W4, #[comptime] f: u32) -> Array<Vector<u8, Const<4>>> {
 
 /// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.
 #[cube]
-fn multiply(
+pub fn multiply(
     codes: W4,
     #[comptime] f: u32,
     b0: u32,

@@ -25,8 +25,11 @@ pub struct Shape {
     pub slot_tokens: usize,
     /// Planes of 32 units in a cube; 0 where the device has no plane operations.
     pub planes: usize,
-    /// Activations of f32: the tensor-core kernel rounds the query to 24 bits instead of 16.
+    /// Activations of f32: the tensor-core kernel rounds queries and weights to 24 bits instead of
+    /// 16.
     pub fine: bool,
+    /// The tensor-core kernel multiplies exact tokens on the tensor cores as well.
+    pub products: bool,
     /// The cube of a row's last part merges; it takes planes.
     pub merge: bool,
 }

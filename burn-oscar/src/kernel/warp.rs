@@ -3,11 +3,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::bytes::{Four, ROUND};
+use super::bytes::{FINE, Four, ROUND, rest};
 use super::chunk::{SCALE8_UNIT, W4, half_of, half2, pair, scales};
 use super::exact::halve;
 use super::fragments::value_tiles;
-use super::query::{QueryMemory, field_of};
+use super::query::{QueryMemory, field_of, multiply};
 use super::spec::{PackedSide, Parameters};
 use super::tile::{LOWEST, TileMemory};
 
@@ -102,6 +102,7 @@ pub fn values(
     scores: &Array<f32>,
     running: &mut Running,
     lane: usize,
+    #[comptime] fine: bool,
     #[comptime] value: PackedSide,
 ) {
     let mut top = scores[0];
@@ -168,6 +169,10 @@ pub fn values(
             f32::reinterpret(comptime!(HALF_TOP.to_bits() + 1.0f32.to_bits()).runtime() - power);
         let mut bytes = Array::<u32>::new(4usize);
         weight_bytes(&scaled, ratio, lane, &mut bytes);
+        let mut rest = Array::<u32>::new(4usize);
+        if comptime!(fine) {
+            weight_rests(&scaled, ratio, lane, &mut rest);
+        }
         let back = f32::reinterpret(power) * unit;
 
         let tiles = comptime!(value_tiles(&value, part));
@@ -195,6 +200,27 @@ pub fn values(
                 let at = comptime!(2 * tile.tile + k);
                 let product = sums[k].extract(0usize) * 256i32 + sums[k].extract(1usize);
                 running.sums[at] += back * f32::cast_from(product);
+            }
+            if comptime!(fine) {
+                let mut sums = Array::<Vector<i32, Const<2>>>::new(2usize);
+                sums[0] = Vector::<i32, Const<2>>::new(0i32);
+                sums[1] = Vector::<i32, Const<2>>::new(0i32);
+                #[unroll]
+                for s in 0..2usize {
+                    multiply(
+                        loaded[comptime!(tile.load + s)],
+                        comptime!(tile.field as u32),
+                        rest[comptime!(2 * s)],
+                        rest[comptime!(2 * s + 1)],
+                        &mut sums,
+                    );
+                }
+                let back = back * comptime!(1.0 / FINE);
+                #[unroll]
+                for k in 0..2usize {
+                    let at = comptime!(2 * tile.tile + k);
+                    running.sums[at] += back * f32::cast_from(sums[k].extract(1usize));
+                }
             }
         }
     }
@@ -238,6 +264,28 @@ fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
         let lb = plane_shuffle(b.low(), source);
         out[comptime!(2 * s)] = select(is_low, la, ha);
         out[comptime!(2 * s + 1)] = select(is_low, lb, hb);
+    }
+}
+
+/// What rounding by [`weight_bytes`] left, as signed bytes where the low ones are.
+#[cube]
+fn weight_rests(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u32>) {
+    let mut rounded = Array::<u32>::new(8usize);
+    #[unroll]
+    for e in 0..8usize {
+        let scaled = scaled[e] * ratio;
+        rounded[e] = rest(scaled, u32::reinterpret(scaled + ROUND), 0.0);
+    }
+    let a = Four::new(rounded[0], rounded[1], rounded[2], rounded[3]).low();
+    let b = Four::new(rounded[4], rounded[5], rounded[6], rounded[7]).low();
+    let is_low = (lane / 4) % 2 == 1;
+    #[unroll]
+    for s in 0..2usize {
+        let source = (4 * (lane % 4 * 2 + s) + lane / 8) as u32;
+        let a = plane_shuffle(a, source);
+        let b = plane_shuffle(b, source);
+        out[comptime!(2 * s)] = select(is_low, a, 0u32);
+        out[comptime!(2 * s + 1)] = select(is_low, b, 0u32);
     }
 }
 
