@@ -3,7 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::bytes::{FINE, Four, ROUND, rest};
+use super::bytes::{FINE, Four, ROUND, power_of, rest};
 use super::chunk::{SCALE8_UNIT, W4, code_loads, half2, pair, scales};
 use super::fragments::{KeyProducts, key_products};
 use super::shape::Heads;
@@ -189,12 +189,12 @@ impl QueryMemory {
                 offset += plane_shuffle_xor(offset, comptime!(1u32 << bit));
             }
             let largest = f32::max(largest, 1e-30);
-            let ratio = TOP / largest;
+            let (ratio, unit) = power_of(largest, comptime!(TOP / 2.0));
             let mut quads = Array::<u32>::new(halves);
             let mut rests = Array::<u32>::new(halves);
             #[unroll]
             for half in 0..made {
-                let four = signed_four(&folded, ratio, comptime!(4 * half));
+                let four = Four::rounded(&folded, ratio, comptime!(4 * half), 32768.0f32);
                 if comptime!(self.fine) {
                     let own = rest_of(&folded, ratio, comptime!(4 * half));
                     let other = plane_shuffle_xor(own, 4u32);
@@ -228,7 +228,7 @@ impl QueryMemory {
             }
             // The lane that owns head h of the products is not the one that made its bytes.
             let source = (8 * (lane % 4)) as u32;
-            let unit = plane_shuffle(largest, source) * comptime!(1.0 / TOP);
+            let unit = plane_shuffle(unit, source);
             let offset = plane_shuffle(offset, source);
             let mut results = Array::<f32>::new(8usize);
             #[unroll]
@@ -254,18 +254,7 @@ impl QueryMemory {
     }
 }
 
-/// Four numbers in -TOP..TOP times `ratio`, rounded, 32768 too large.
-#[cube]
-fn signed_four(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> Four {
-    let mut rounded = Array::<u32>::new(4usize);
-    #[unroll]
-    for k in 0..4usize {
-        rounded[k] = u32::reinterpret(x[comptime!(first + k)] * ratio + comptime!(ROUND + 32768.0));
-    }
-    Four::new(rounded[0], rounded[1], rounded[2], rounded[3])
-}
-
-/// What rounding by [`signed_four`] leaves, in signed bytes.
+/// What rounding by [`Four::rounded`] leaves, in signed bytes.
 #[cube]
 fn rest_of(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> u32 {
     let mut rounded = Array::<u32>::new(4usize);
@@ -335,7 +324,7 @@ impl OwnQuery {
     ) {
         let quads = comptime!(key.head_dim / 4);
         let ratio = TOP / self.largest;
-        let four = signed_four(&self.values, ratio, 0usize);
+        let four = Four::rounded(&self.values, ratio, 0usize, 32768.0f32);
         if lane < quads {
             out.bytes[(2 * warp) * quads + lane] = four.signed_high();
             out.bytes[(2 * warp + 1) * quads + lane] = four.low();

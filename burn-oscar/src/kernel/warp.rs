@@ -3,7 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::bytes::{FINE, Four, ROUND, rest};
+use super::bytes::{FINE, Four, ROUND, power_of, rest};
 use super::chunk::{SCALE8_UNIT, W4, half_of, half2, pair, scales};
 use super::exact::halve;
 use super::fragments::value_tiles;
@@ -91,8 +91,7 @@ fn sum_rows(x: f32) -> f32 {
     b + plane_shuffle_xor(b, 16u32)
 }
 
-/// What the largest of a chunk's weights becomes before it is rounded to 16 bits is between this
-/// and twice as much: the unit is a power of two of it, which takes no division.
+/// The largest of a chunk's weights is between this and twice as much when it is rounded.
 const HALF_TOP: f32 = 32_767.5;
 
 /// Weighs the chunk's values with its scores and adds them to the running sums.
@@ -131,11 +130,6 @@ pub fn values(
     }
 
     let is_scales = comptime!(value.parameters == Parameters::Scales);
-    let unit = comptime!(if is_scales {
-        SCALE8_UNIT / HALF_TOP
-    } else {
-        1.0 / HALF_TOP
-    });
     #[unroll]
     for part in 0..comptime!(value.parts.len()) {
         let mut scaled = Array::<f32>::new(8usize);
@@ -163,17 +157,18 @@ pub fn values(
         for e in 0..8usize {
             largest = f32::max(largest, scaled[e]);
         }
-        // Exponents alone: 2^e, and what makes the largest a number from 2^15 to 2^16.
-        let power = u32::reinterpret(max_rows(largest)) & 0x7f80_0000u32;
-        let ratio =
-            f32::reinterpret(comptime!(HALF_TOP.to_bits() + 1.0f32.to_bits()).runtime() - power);
+        let (ratio, unit) = power_of(max_rows(largest), HALF_TOP);
         let mut bytes = Array::<u32>::new(4usize);
         weight_bytes(&scaled, ratio, lane, &mut bytes);
         let mut rest = Array::<u32>::new(4usize);
         if comptime!(fine) {
             weight_rests(&scaled, ratio, lane, &mut rest);
         }
-        let back = f32::reinterpret(power) * unit;
+        let back = if comptime!(is_scales) {
+            unit * SCALE8_UNIT
+        } else {
+            unit
+        };
 
         let tiles = comptime!(value_tiles(&value, part));
         #[unroll]
@@ -247,13 +242,8 @@ fn multiply_weights(
 /// them: two words for each of two k-steps.
 #[cube]
 fn weight_bytes(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u32>) {
-    let mut rounded = Array::<u32>::new(8usize);
-    #[unroll]
-    for e in 0..8usize {
-        rounded[e] = u32::reinterpret(scaled[e] * ratio + ROUND);
-    }
-    let a = Four::new(rounded[0], rounded[1], rounded[2], rounded[3]);
-    let b = Four::new(rounded[4], rounded[5], rounded[6], rounded[7]);
+    let a = Four::rounded(scaled, ratio, 0usize, 0.0f32);
+    let b = Four::rounded(scaled, ratio, 4usize, 0.0f32);
     let is_low = (lane / 4) % 2 == 1;
     #[unroll]
     for s in 0..2usize {
