@@ -49,7 +49,10 @@ fn step(c: usize, by_page: bool, #[comptime] chunks: usize, #[comptime] planes: 
     next
 }
 
-/// The tensor-core decode kernel; grid: groups of four query heads x work items.
+/// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
+///
+/// With two items a cube has its first and last steps, in which no bytes move, once instead of
+/// twice: planes go on to the second without a barrier.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
 pub fn decode<F: Float, N: Size>(
     query: &[Vector<F, N>],
@@ -77,311 +80,371 @@ pub fn decode<F: Float, N: Size>(
 ) {
     let lane = UNIT_POS as usize % 32;
     let warp = UNIT_POS as usize / 32;
-    let near = near(steps, CUBE_POS_Y as usize, lane);
-    let item = item(steps, CUBE_POS_Y as usize);
-    let row = item_row(steps, CUBE_POS_Y as usize);
-    // A single row's query is on its way together with the item.
-    let mut own_row = 0usize.runtime();
-    if rows > 1 {
-        own_row = item.row;
-    }
-    let heads = heads(own_row, parts as usize, comptime!(shape.clone()));
-    let own_query =
-        OwnQuery::load::<F, N>(query, &heads, scale, lane, warp, comptime!(shape.head_dim));
-    // An item without tokens has no parts, no chunks and no pages. Looking at all of them has all
-    // words of the item on their way before the first is there.
-    if (near | (item.count + row.parts) as u32) == 0u32 {
-        terminate!();
-    }
     let head_dim = comptime!(shape.head_dim);
     let key = comptime!(shape.key.packed().cloned().unwrap());
     let value = comptime!(shape.value.packed().cloned().unwrap());
     let planes = comptime!(shape.planes);
+    let slots = comptime!(shape.slots);
     let chunks = comptime!(key.chunks());
+    let first_item = CUBE_POS_Y as usize * slots;
 
-    // Exact tokens go to the first planes, history to the others first.
-    // Few of them are cut smaller, except where means of pages need the registers.
-    let is_few = comptime!(!shape.products && !key.means && !value.means).runtime()
-        && item.exact_count <= comptime!(planes * EXACT / 2);
-    let plane_tokens = select(
-        is_few,
-        comptime!(EXACT / 2).runtime(),
-        comptime!(EXACT).runtime(),
+    // The query of plane w is head w % 4 of slot w / 4.
+    let place = select(warp < comptime!(4 * slots), warp, warp % 4);
+    let own_item = if comptime!(slots == 1) {
+        first_item
+    } else {
+        first_item + place / 4
+    };
+    let first_near = near(steps, own_item, lane);
+    let first = item(steps, own_item);
+    let first_row = item_row(steps, own_item);
+    // A single row's query is on its way together with the item.
+    let mut own_row = 0usize.runtime();
+    if rows > 1 {
+        own_row = first.row;
+    }
+    let own_heads = heads(own_row, parts as usize, comptime!(shape.clone()));
+    let own_query = OwnQuery::load::<F, N>(
+        query,
+        &own_heads,
+        scale,
+        lane,
+        warp,
+        comptime!(shape.head_dim),
     );
-    let has_exact = warp * plane_tokens < item.exact_count;
-    let exact_planes = item.exact_count.div_ceil(plane_tokens) % planes;
-    let turn = (warp + planes - exact_planes) % planes;
-    // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
-    // means and there is enough work, neighbouring pages.
-    let end = item.first + item.count;
-    let by_page = comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
-    let mut c = item.first + turn;
-    if by_page {
-        let first = (item.first / chunks + turn) * chunks;
-        c = select(first < item.first, item.first, first);
+    // An item without tokens has no parts, no chunks and no pages, nor have those after it.
+    // Looking at all of them has all words of the item on their way before the first is there.
+    let nothing = (first_near | (first.count + first_row.parts) as u32) == 0u32;
+    if comptime!(slots == 1) {
+        if nothing {
+            terminate!();
+        }
+    } else if item_row(steps, first_item).parts == 0 {
+        terminate!();
     }
-    let mut c_next = step(c, by_page, chunks, planes);
-    let mut page_now = 0usize.runtime();
-    let mut valid_now = 0usize.runtime();
-    let mut page_next = 0usize.runtime();
-    let mut valid_next = 0usize.runtime();
-    if c < end {
-        let (p, v) = near_page(near, item.first / chunks, table, &row, c / chunks);
-        page_now = p;
-        valid_now = v;
-    }
-    if c_next < end {
-        let (p, v) = near_page(near, item.first / chunks, table, &row, c_next / chunks);
-        page_next = p;
-        valid_next = v;
-    }
-    let mut memory = TileMemory::new(4usize, head_dim, comptime!(shape.planes));
-    let mut query_memory = QueryMemory::new(comptime!(key.clone()), comptime!(shape.fine));
-    let mut warps = WarpMemory::new(planes);
-    if warp < 4 {
-        own_query.share(&mut query_memory, lane, warp, comptime!(key.clone()));
+    let mut memory = TileMemory::new(4usize, head_dim, comptime!(planes * slots));
+    let mut query_memory = QueryMemory::new(comptime!(key.clone()), comptime!(shape.fine), slots);
+    let mut warps = WarpMemory::new(planes, slots);
+    if warp < comptime!(4 * slots) {
+        own_query.share(&mut query_memory, lane, place, comptime!(key.clone()));
     }
     sync_cube();
 
-    if has_exact {
-        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        if comptime!(shape.products) {
-            exact_products::<F, N>(
-                &mut memory,
-                &mut warps,
-                query,
-                &heads,
-                scale,
-                own_key,
-                own_value,
-                key_tier,
-                value_tier,
-                &at,
-                item.exact_first,
-                item.exact_count,
-                lane,
-                warp,
-                planes,
-                comptime!(shape.sink),
-                head_dim,
-            );
-        } else if is_few {
-            exact_plane::<F, N>(
-                &mut memory,
-                &mut warps,
-                &query_memory,
-                own_key,
-                own_value,
-                key_tier,
-                value_tier,
-                &at,
-                item.exact_first,
-                item.exact_count,
-                lane,
-                warp,
-                planes,
-                comptime!(EXACT / 2),
-                comptime!(shape.sink),
-                head_dim,
-            );
+    let mut slot = 0usize.runtime();
+    while slot < slots {
+        let number = first_item + slot;
+        let place = slot * planes + warp;
+        let near = if comptime!(slots == 1) {
+            first_near
         } else {
-            exact_plane::<F, N>(
-                &mut memory,
-                &mut warps,
-                &query_memory,
-                own_key,
-                own_value,
-                key_tier,
-                value_tier,
-                &at,
-                item.exact_first,
-                item.exact_count,
-                lane,
-                warp,
-                planes,
-                comptime!(EXACT),
-                comptime!(shape.sink),
-                head_dim,
-            );
-        }
-        sync_plane();
-    }
-    let mut running = Running::new(comptime!(value.clone()));
-    let products = comptime!(key_products(&key));
-    let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
-    let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
-    let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
-    if comptime!(!per_channel) {
-        query_memory.fragments(&mut bytes, &mut rest, lane, comptime!(products.clone()));
-    }
-    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
-    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
-    let mut norms = 0u32.runtime();
-    let mut mean_key = Array::<u32>::new(2usize);
-    let mut mean_value = Array::<u32>::new(2usize);
-    if c < end {
-        let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
-        chunk::load(
-            key_words,
-            key_pairs,
-            at,
-            c % chunks,
-            lane,
-            &mut keys,
-            comptime!(key.clone()),
-        );
-        chunk::load(
-            value_words,
-            value_pairs,
-            at,
-            c % chunks,
-            lane,
-            &mut held,
-            comptime!(value.clone()),
-        );
-        if comptime!(key.norms) {
-            let first = page_now * comptime!(key.page_tokens) + c % chunks * 64;
-            norms = chunk::load_norms(key_norms, first, lane);
-        }
-        if comptime!(value.means) {
-            load_mean(
-                value_means,
-                at,
-                lane,
-                &mut mean_value,
-                comptime!(value.clone()),
-            );
-        }
-        if comptime!(key.means) {
-            load_mean(key_means, at, lane, &mut mean_key, comptime!(key.clone()));
-            new_page(&query_memory, &mean_key, lane, &mut running, head_dim);
-        }
-    }
-    while c < end {
-        let chunk_now = c % chunks;
-        let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
-        let limit = valid_now as i32 - 64 * chunk_now as i32;
-        let mut scores = Array::<f32>::new(8usize);
-        if comptime!(per_channel) {
-            query_memory.scores_per_channel(&keys, &mut scores, lane, comptime!(key.clone()));
+            near(steps, number, lane)
+        };
+        let item = if comptime!(slots == 1) {
+            first
         } else {
-            query_memory.scores_per_token(
-                &keys,
-                &bytes,
-                &rest,
-                &mut scores,
-                lane,
-                comptime!(key.clone()),
-            );
+            item(steps, number)
+        };
+        let row = if comptime!(slots == 1) {
+            first_row
+        } else {
+            item_row(steps, number)
+        };
+        let heads = if comptime!(slots == 1) {
+            own_heads
+        } else {
+            heads(item.row, parts as usize, comptime!(shape.clone()))
+        };
+        // Exact tokens go to the first planes, history to the others first.
+        let has_exact = warp * EXACT < item.exact_count;
+        let exact_planes = item.exact_count.div_ceil(EXACT) % planes;
+        let turn = (warp + planes - exact_planes) % planes;
+        // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
+        // means and there is enough work, neighbouring pages.
+        let end = item.first + item.count;
+        let by_page =
+            comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
+        let mut c = item.first + turn;
+        if by_page {
+            let first = (item.first / chunks + turn) * chunks;
+            c = select(first < item.first, item.first, first);
         }
-        if comptime!(key.norms) {
-            chunk::apply_norms(norms, lane, &mut scores);
+        let mut c_next = step(c, by_page, chunks, planes);
+        let mut page_now = 0usize.runtime();
+        let mut valid_now = 0usize.runtime();
+        let mut page_next = 0usize.runtime();
+        let mut valid_next = 0usize.runtime();
+        if c < end {
+            let (p, v) = near_page(near, item.first / chunks, table, &row, c / chunks);
+            page_now = p;
+            valid_now = v;
         }
-        // The next keys are on their way while these values are worked on, the next values
-        // while those keys are: one set of registers is enough, and more planes fit.
         if c_next < end {
+            let (p, v) = near_page(near, item.first / chunks, table, &row, c_next / chunks);
+            page_next = p;
+            valid_next = v;
+        }
+        if has_exact {
+            let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
+            if comptime!(shape.products) {
+                exact_products::<F, N>(
+                    &mut memory,
+                    &mut warps,
+                    query,
+                    &heads,
+                    scale,
+                    own_key,
+                    own_value,
+                    key_tier,
+                    value_tier,
+                    &at,
+                    item.exact_first,
+                    item.exact_count,
+                    lane,
+                    warp,
+                    place,
+                    planes,
+                    comptime!(shape.sink),
+                    head_dim,
+                );
+            } else {
+                exact_plane::<F, N>(
+                    &mut memory,
+                    &mut warps,
+                    &query_memory,
+                    own_key,
+                    own_value,
+                    key_tier,
+                    value_tier,
+                    &at,
+                    item.exact_first,
+                    item.exact_count,
+                    lane,
+                    warp,
+                    place,
+                    slot,
+                    planes,
+                    comptime!(shape.sink),
+                    head_dim,
+                );
+            }
+            sync_plane();
+        }
+        let mut running = Running::new(comptime!(value.clone()));
+        let products = comptime!(key_products(&key));
+        let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+        let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
+        let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
+        if comptime!(!per_channel) {
+            query_memory.fragments(
+                &mut bytes,
+                &mut rest,
+                slot,
+                lane,
+                comptime!(products.clone()),
+            );
+        }
+        let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+        let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+        let mut norms = 0u32.runtime();
+        let mut mean_key = Array::<u32>::new(2usize);
+        let mut mean_value = Array::<u32>::new(2usize);
+        if c < end {
+            let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
             chunk::load(
                 key_words,
                 key_pairs,
-                next,
-                c_next % chunks,
+                at,
+                c % chunks,
                 lane,
                 &mut keys,
                 comptime!(key.clone()),
             );
-            if comptime!(key.norms) {
-                let first = page_next * comptime!(key.page_tokens) + c_next % chunks * 64;
-                norms = chunk::load_norms(key_norms, first, lane);
-            }
-            if comptime!(key.means) {
-                load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
-            }
-        }
-        if comptime!(key.means) {
-            #[unroll]
-            for e in 0..8usize {
-                scores[e] += running.state[MEAN_SCORE];
-            }
-        }
-        if limit < 64 {
-            // What stands behind the last token may be anything. The barrier keeps the compiler
-            // from doing this for every chunk.
-            sync_plane();
-            chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
-            #[unroll]
-            for e in 0..8usize {
-                let inside = ((8 * e + lane / 4) as i32) < limit;
-                scores[e] = select(inside, scores[e], f32::new(LOWEST));
-            }
-        }
-        values(
-            &held,
-            &scores,
-            &mut running,
-            lane,
-            comptime!(shape.fine),
-            comptime!(value.clone()),
-        );
-        if c_next < end {
             chunk::load(
                 value_words,
                 value_pairs,
-                next,
-                c_next % chunks,
+                at,
+                c % chunks,
                 lane,
                 &mut held,
                 comptime!(value.clone()),
             );
-        }
-        if comptime!(value.means || key.means) {
-            if c_next >= end || page_next != page_now {
-                if comptime!(value.means) {
-                    flush_page(&mean_value, lane, &mut running, head_dim);
-                    if c_next < end {
-                        load_mean(
-                            value_means,
-                            next,
-                            lane,
-                            &mut mean_value,
-                            comptime!(value.clone()),
-                        );
-                    }
-                }
-                if comptime!(key.means) {
-                    new_page(&query_memory, &mean_key, lane, &mut running, head_dim);
-                }
+            if comptime!(key.norms) {
+                let first = page_now * comptime!(key.page_tokens) + c % chunks * 64;
+                norms = chunk::load_norms(key_norms, first, lane);
+            }
+            if comptime!(value.means) {
+                load_mean(
+                    value_means,
+                    at,
+                    lane,
+                    &mut mean_value,
+                    comptime!(value.clone()),
+                );
+            }
+            if comptime!(key.means) {
+                load_mean(key_means, at, lane, &mut mean_key, comptime!(key.clone()));
+                new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
             }
         }
-        page_now = page_next;
-        valid_now = valid_next;
-        c = c_next;
-        c_next = step(c, by_page, chunks, planes);
-        if c_next < end {
-            let (p, v) = page(table, row.table + c_next / chunks);
-            page_next = p;
-            valid_next = v;
+        while c < end {
+            let chunk_now = c % chunks;
+            let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
+            let limit = valid_now as i32 - 64 * chunk_now as i32;
+            let mut scores = Array::<f32>::new(8usize);
+            if comptime!(per_channel) {
+                query_memory.scores_per_channel(
+                    &keys,
+                    &mut scores,
+                    slot,
+                    lane,
+                    comptime!(key.clone()),
+                );
+            } else {
+                query_memory.scores_per_token(
+                    &keys,
+                    &bytes,
+                    &rest,
+                    &mut scores,
+                    slot,
+                    lane,
+                    comptime!(key.clone()),
+                );
+            }
+            if comptime!(key.norms) {
+                chunk::apply_norms(norms, lane, &mut scores);
+            }
+            // The next keys are on their way while these values are worked on, the next values
+            // while those keys are: one set of registers is enough, and more planes fit.
+            if c_next < end {
+                chunk::load(
+                    key_words,
+                    key_pairs,
+                    next,
+                    c_next % chunks,
+                    lane,
+                    &mut keys,
+                    comptime!(key.clone()),
+                );
+                if comptime!(key.norms) {
+                    let first = page_next * comptime!(key.page_tokens) + c_next % chunks * 64;
+                    norms = chunk::load_norms(key_norms, first, lane);
+                }
+                if comptime!(key.means) {
+                    load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
+                }
+            }
+            if comptime!(key.means) {
+                #[unroll]
+                for e in 0..8usize {
+                    scores[e] += running.state[MEAN_SCORE];
+                }
+            }
+            if limit < 64 {
+                // What stands behind the last token may be anything. The barrier keeps the compiler
+                // from doing this for every chunk.
+                sync_plane();
+                chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
+                #[unroll]
+                for e in 0..8usize {
+                    let inside = ((8 * e + lane / 4) as i32) < limit;
+                    scores[e] = select(inside, scores[e], f32::new(LOWEST));
+                }
+            }
+            values(
+                &held,
+                &scores,
+                &mut running,
+                lane,
+                comptime!(shape.fine),
+                comptime!(value.clone()),
+            );
+            if c_next < end {
+                chunk::load(
+                    value_words,
+                    value_pairs,
+                    next,
+                    c_next % chunks,
+                    lane,
+                    &mut held,
+                    comptime!(value.clone()),
+                );
+            }
+            if comptime!(value.means || key.means) {
+                if c_next >= end || page_next != page_now {
+                    if comptime!(value.means) {
+                        flush_page(&mean_value, lane, &mut running, head_dim);
+                        if c_next < end {
+                            load_mean(
+                                value_means,
+                                next,
+                                lane,
+                                &mut mean_value,
+                                comptime!(value.clone()),
+                            );
+                        }
+                    }
+                    if comptime!(key.means) {
+                        new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
+                    }
+                }
+            }
+            page_now = page_next;
+            valid_now = valid_next;
+            c = c_next;
+            c_next = step(c, by_page, chunks, planes);
+            if c_next < end {
+                let (p, v) = page(table, row.table + c_next / chunks);
+                page_next = p;
+                valid_next = v;
+            }
         }
+        store_warp(
+            &mut warps,
+            &mut memory,
+            &running,
+            has_exact,
+            lane,
+            place,
+            comptime!(value.clone()),
+        );
+        slot += 1;
     }
-    store_warp(
-        &mut warps,
-        &mut memory,
-        &running,
-        has_exact,
-        lane,
-        warp,
-        comptime!(value.clone()),
-    );
     sync_cube();
-    combine(&warps, &mut memory, head_dim, planes);
-    sync_cube();
-    finish::<F>(
-        &mut memory,
-        exchange,
-        partials,
-        out,
-        &item,
-        &row,
-        &heads,
-        comptime!(shape.clone()),
-    );
+    let mut slot = 0usize.runtime();
+    while slot < slots {
+        let number = first_item + slot;
+        let item = if comptime!(slots == 1) {
+            first
+        } else {
+            item(steps, number)
+        };
+        let row = if comptime!(slots == 1) {
+            first_row
+        } else {
+            item_row(steps, number)
+        };
+        let heads = if comptime!(slots == 1) {
+            own_heads
+        } else {
+            heads(item.row, parts as usize, comptime!(shape.clone()))
+        };
+        combine(&warps, &mut memory, slot, head_dim, planes);
+        sync_cube();
+        if row.parts > 0 {
+            finish::<F>(
+                &mut memory,
+                exchange,
+                partials,
+                out,
+                &item,
+                &row,
+                &heads,
+                comptime!(shape.clone()),
+            );
+        }
+        if comptime!(slots > 1) {
+            sync_cube();
+        }
+        slot += 1;
+    }
 }

@@ -1,4 +1,4 @@
-//! Exact tokens in the tensor-core kernel: eight or sixteen at a time, by one plane, without barriers.
+//! Exact tokens of f32 in the tensor-core kernel: sixteen at a time, by one plane, without barriers.
 //!
 //! A unit holds one vector of 16 bytes of every n-th token, of keys and of values, so that loads
 //! are of whole lines, and its share of the query in registers. Products are added up by halves: at
@@ -7,6 +7,8 @@
 //! Bytes: `2 head_dim` activations a token.
 
 use cubecl::prelude::*;
+
+use crate::backend::plan::EXACT_TOKENS as TOKENS;
 
 use super::query::{F4, QueryMemory};
 use super::tile::{ExactPlace, LOWEST, TileMemory, position};
@@ -27,7 +29,7 @@ pub fn vector_at(
 }
 
 /// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `planes * plane_tokens` tokens, its own. The result is the plane's in the shared memories; there is at
+/// `16 planes` tokens, its own. The result is number `place` in the shared memories; there is at
 /// least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(
@@ -43,8 +45,9 @@ pub fn exact_plane<F: Float, N: Size>(
     count: usize,
     lane: usize,
     plane: usize,
+    place: usize,
+    slot: usize,
     #[comptime] planes: usize,
-    #[comptime] plane_tokens: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
@@ -52,7 +55,8 @@ pub fn exact_plane<F: Float, N: Size>(
     let vectors = comptime!(head_dim / width);
     // Tokens of one load of the plane, and loads of a round.
     let rows = comptime!(32 / vectors);
-    let tokens = comptime!(plane_tokens / rows);
+    let plane_tokens = comptime!(TOKENS);
+    let tokens = comptime!(TOKENS / rows);
     let vector = lane % vectors;
     let row = lane / vectors;
     // Of the scores, a unit ends up with those of this token for heads `2 pair` and `2 pair + 1`.
@@ -67,8 +71,8 @@ pub fn exact_plane<F: Float, N: Size>(
     for h in 0..4usize {
         #[unroll]
         for i in 0..comptime!(width / 4) {
-            queries[h * comptime!(width / 4) + i] =
-                query.padded[h * comptime!(head_dim / 4 + 1) + vector * comptime!(width / 4) + i];
+            queries[h * comptime!(width / 4) + i] = query.padded
+                [(slot * 4 + h) * comptime!(head_dim / 4 + 1) + vector * comptime!(width / 4) + i];
         }
     }
     let mut max = Array::<f32>::new(2usize);
@@ -190,8 +194,8 @@ pub fn exact_plane<F: Float, N: Size>(
     if lane < 2 {
         #[unroll]
         for k in 0..2usize {
-            warps.max[plane * 4 + 2 * pair + k] = max[k];
-            warps.total[plane * 4 + 2 * pair + k] = total[k];
+            warps.max[place * 4 + 2 * pair + k] = max[k];
+            warps.total[place * 4 + 2 * pair + k] = total[k];
         }
     }
     #[unroll]
@@ -204,7 +208,7 @@ pub fn exact_plane<F: Float, N: Size>(
         if lane < vectors {
             let h = comptime!(i / width);
             let k = comptime!(i % width);
-            memory.planes[(plane * 4 + h) * head_dim + vector * width + k] = sum;
+            memory.planes[(place * 4 + h) * head_dim + vector * width + k] = sum;
         }
     }
 }

@@ -239,7 +239,7 @@ pub fn attend(
                     .packed()
                     .is_some_and(|side| unsupported(side).is_none())
             });
-    let shape = Shape {
+    let mut shape = Shape {
         key: key_side.store.clone(),
         value: value_side.store.clone(),
         head_dim,
@@ -260,9 +260,15 @@ pub fn attend(
         },
         fine: query.dtype.size() == 4,
         products: tensor_cores && multiplies(&client, storage(&query)),
+        slots: 1,
         merge: offers.merge,
     };
     let groups = kv_heads * shape.tiles();
+    shape.slots = if tensor_cores {
+        slots(&client, &plan, groups)
+    } else {
+        1
+    };
     let words = groups * plan.parts * shape.partial_words();
     // Only where a second launch merges; an array must not be empty.
     let partial_words = if shape.merge { 1 } else { words };
@@ -279,7 +285,8 @@ pub fn attend(
     let float = query.dtype.size();
     // Activations are read 16 bytes at a time: head_dim is a multiple of 16.
     let width = 16 / float;
-    let cubes = CubeCount::Static(groups as u32, plan.items as u32, 1);
+    let items = plan.items.div_ceil(shape.slots);
+    let cubes = CubeCount::Static(groups as u32, items as u32, 1);
     // SAFETY: lengths are those of the buffers. Rows, slots, pages and positions come from the
     // cache's own plan, which keeps them inside the pools and tiers.
     let partials_arg = || unsafe { BufferArg::from_raw_parts(partials.clone(), partial_words) };
@@ -366,6 +373,25 @@ pub fn attend(
     }
     super::count_fused();
     Ok(out)
+}
+
+/// Work items that a cube takes: two where all rows are about as long and are whole items, and where
+/// that makes for no more rounds of cubes.
+fn slots(client: &Client, plan: &AttentionPlan<CubeBackend>, groups: usize) -> usize {
+    let Some(cubes) = client.properties().hardware.num_streaming_multiprocessors else {
+        return 1;
+    };
+    let rounds = |items: usize| (items * groups).div_ceil(cubes as usize);
+    let lengths = || plan.rows.iter().map(|row| row.len());
+    let rows = plan.rows.len();
+    let longest = lengths().max().unwrap_or(0);
+    let is_even = longest * rows < 2 * lengths().sum::<usize>();
+    let pairs = rows.div_ceil(2);
+    if is_even && rounds(rows) > 1 && 2 * rounds(pairs) <= rounds(rows) {
+        2
+    } else {
+        1
+    }
 }
 
 /// Work items of a KV head that fill the device: one cube a multiprocessor, or one a core.

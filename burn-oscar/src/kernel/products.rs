@@ -12,20 +12,19 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
+use crate::backend::plan::EXACT_TOKENS as TOKENS;
+
 use super::chunk::W4;
 use super::exact::vector_at;
 use super::shape::Heads;
 use super::tile::{ExactPlace, LOWEST, TileMemory};
 use super::warp::WarpMemory;
 
-/// Tokens of a plane in a round.
-const TOKENS: usize = 16;
-
 type Two<F> = Vector<F, Const<2>>;
 
 /// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `16 planes` tokens, its own. The result is the plane's in the shared memories; there is at least
-/// one token for it.
+/// `16 planes` tokens, its own. The result is number `place` in the shared memories; there is at least one token
+/// for it.
 #[cube]
 pub fn exact_products<F: Float, N: Size>(
     memory: &mut TileMemory,
@@ -42,6 +41,7 @@ pub fn exact_products<F: Float, N: Size>(
     count: usize,
     lane: usize,
     plane: usize,
+    place: usize,
     #[comptime] planes: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
@@ -220,7 +220,7 @@ pub fn exact_products<F: Float, N: Size>(
     total += plane_shuffle_xor(total, 2u32);
     // Lanes that are copies of others write the second half.
     let upper = g >= 4;
-    let row = (plane * 4 + g % 4) * head_dim;
+    let row = (place * 4 + g % 4) * head_dim;
     let half = comptime!(tiles / 2);
     #[unroll]
     for tile in 0..half {
@@ -238,8 +238,8 @@ pub fn exact_products<F: Float, N: Size>(
         }
     }
     if lane % 4 == 0 && !upper {
-        warps.max[plane * 4 + g] = max;
-        warps.total[plane * 4 + g] = total;
+        warps.max[place * 4 + g] = max;
+        warps.total[place * 4 + g] = total;
     }
 }
 

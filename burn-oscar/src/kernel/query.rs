@@ -14,7 +14,7 @@ pub type F4 = Vector<f32, Const<4>>;
 /// The largest 16-bit magnitude whose high byte still fits after rounding.
 const TOP: f32 = 32512.0;
 
-/// What the planes of a cube share of the query.
+/// What the planes of a cube share of the queries, one for each of its items (`slot`).
 #[derive(CubeType)]
 pub struct QueryMemory {
     /// Signed bytes `[2 head + low, head_dim]`, four channels in a word.
@@ -24,7 +24,7 @@ pub struct QueryMemory {
     pub rest: Shared<[u32]>,
     /// What a byte product counts for, by head.
     pub unit: Shared<[f32]>,
-    /// Sums of the query over each part's channels: `[parts, 4]`.
+    /// Sums of the query over each part's channels: `[4, parts]`.
     pub sums: Shared<[f32]>,
     /// The query of each head as quads of channels, one quad further apart than they are long so
     /// that four heads read from different banks.
@@ -38,14 +38,18 @@ pub struct QueryMemory {
 
 #[cube]
 impl QueryMemory {
-    pub fn new(#[comptime] key: PackedSide, #[comptime] fine: bool) -> QueryMemory {
-        let words = comptime!(8 * key.head_dim / 4);
+    pub fn new(
+        #[comptime] key: PackedSide,
+        #[comptime] fine: bool,
+        #[comptime] slots: usize,
+    ) -> QueryMemory {
+        let words = comptime!(8 * key.head_dim / 4 * slots);
         QueryMemory {
             bytes: Shared::<[u32]>::new_slice(words),
             rest: Shared::<[u32]>::new_slice(comptime!(if fine { words } else { 1 })),
-            unit: Shared::<[f32]>::new_slice(4usize),
-            sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len())),
-            padded: Shared::<[F4]>::new_slice(comptime!(4 * (key.head_dim / 4 + 1))),
+            unit: Shared::<[f32]>::new_slice(comptime!(4 * slots)),
+            sums: Shared::<[f32]>::new_slice(comptime!(4 * key.parts.len() * slots)),
+            padded: Shared::<[F4]>::new_slice(comptime!(4 * (key.head_dim / 4 + 1) * slots)),
             head_dim: comptime!(key.head_dim),
             fine,
         }
@@ -57,10 +61,11 @@ impl QueryMemory {
         &self,
         out: &mut Array<u32>,
         rest: &mut Array<u32>,
+        slot: usize,
         lane: usize,
         #[comptime] products: KeyProducts,
     ) {
-        let row = lane / 4 * comptime!(self.head_dim / 4) + lane % 4;
+        let row = (slot * 8 + lane / 4) * comptime!(self.head_dim / 4) + lane % 4;
         #[unroll]
         for i in 0..comptime!(products.terms.len()) {
             #[unroll]
@@ -87,10 +92,11 @@ impl QueryMemory {
         bytes: &Array<u32>,
         rest: &Array<u32>,
         scores: &mut Array<f32>,
+        slot: usize,
         lane: usize,
         #[comptime] key: PackedSide,
     ) {
-        let head = lane % 4;
+        let head = slot * 4 + lane % 4;
         let parts = comptime!(key.parts.len());
         let is_scales = comptime!(key.parameters == Parameters::Scales);
         let factor = comptime!(if is_scales { SCALE8_UNIT } else { 1.0 });
@@ -111,7 +117,7 @@ impl QueryMemory {
         }
         #[unroll]
         for part in 0..parts {
-            let sum = self.sums[part * 4 + head];
+            let sum = self.sums[head * parts + part];
             let mut terms = Array::<f32>::new(8usize);
             if comptime!(is_scales) {
                 let middle =
@@ -147,6 +153,7 @@ impl QueryMemory {
         &self,
         loaded: &Array<W4>,
         scores: &mut Array<f32>,
+        slot: usize,
         lane: usize,
         #[comptime] key: PackedSide,
     ) {
@@ -155,7 +162,7 @@ impl QueryMemory {
             _ => 64,
         });
         let products = comptime!(key_products(&key));
-        let own_head = lane / 8;
+        let own_head = slot * 4 + lane / 8;
         // Of the two lanes of a head, the first needs high bytes, the other low ones. Each makes
         // both of half of the channels, and they exchange what the other needs.
         let is_low = (lane / 4) % 2 == 1;
@@ -314,32 +321,32 @@ impl OwnQuery {
         OwnQuery { values, largest }
     }
 
-    /// Rounds the query of plane `warp`, one of the first four, to bytes that all planes see.
+    /// Rounds the query to bytes that all planes see: head `place % 4` of slot `place / 4`.
     pub fn share(
         &self,
         out: &mut QueryMemory,
         lane: usize,
-        warp: usize,
+        place: usize,
         #[comptime] key: PackedSide,
     ) {
         let quads = comptime!(key.head_dim / 4);
         let ratio = TOP / self.largest;
         let four = Four::rounded(&self.values, ratio, 0usize, 32768.0f32);
         if lane < quads {
-            out.bytes[(2 * warp) * quads + lane] = four.signed_high();
-            out.bytes[(2 * warp + 1) * quads + lane] = four.low();
+            out.bytes[(2 * place) * quads + lane] = four.signed_high();
+            out.bytes[(2 * place + 1) * quads + lane] = four.low();
             if comptime!(out.fine) {
-                out.rest[(2 * warp) * quads + lane] = 0u32;
-                out.rest[(2 * warp + 1) * quads + lane] = rest_of(&self.values, ratio, 0usize);
+                out.rest[(2 * place) * quads + lane] = 0u32;
+                out.rest[(2 * place + 1) * quads + lane] = rest_of(&self.values, ratio, 0usize);
             }
             let mut quad = F4::new(0.0);
             #[unroll]
             for k in 0..4usize {
                 quad.insert(k, self.values[k]);
             }
-            out.padded[warp * comptime!(quads + 1) + lane] = quad;
+            out.padded[place * comptime!(quads + 1) + lane] = quad;
         }
-        out.unit[warp] = self.largest * comptime!(1.0 / TOP);
+        out.unit[place] = self.largest * comptime!(1.0 / TOP);
         sync_plane();
         let quad_sum = self.values[0] + self.values[1] + self.values[2] + self.values[3];
         #[unroll]
@@ -347,7 +354,7 @@ impl OwnQuery {
             let start = comptime!(key.parts[part].start / 4);
             let end = comptime!(start + key.parts[part].channels / 4);
             let sum = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
-            out.sums[part * 4 + warp] = sum;
+            out.sums[place * comptime!(key.parts.len()) + part] = sum;
         }
     }
 }

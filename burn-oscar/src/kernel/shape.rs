@@ -30,6 +30,8 @@ pub struct Shape {
     pub fine: bool,
     /// The tensor-core kernel multiplies exact tokens on the tensor cores as well.
     pub products: bool,
+    /// Work items that a cube of the tensor-core kernel takes one after the other.
+    pub slots: usize,
     /// The cube of a row's last part merges; it takes planes.
     pub merge: bool,
 }
@@ -48,6 +50,7 @@ impl Shape {
 
 /// The query heads of this cube.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Heads {
     pub kv_head: usize,
     /// How many there are, at most `shape.heads`.

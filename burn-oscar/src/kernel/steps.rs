@@ -19,6 +19,7 @@ use crate::backend::plan::{ITEM_WORDS, NEAR_AT, NEAR_PAGES, PAGE_BITS, ROW_WORDS
 
 /// One cube's work.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Item {
     pub row: usize,
     /// Chunks of history.
@@ -45,6 +46,7 @@ pub fn item(steps: &[u32], index: usize) -> Item {
 
 /// One sequence.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Row {
     pub slot: usize,
     pub sinks: usize,

@@ -309,6 +309,7 @@ pub fn load_mean(
 pub fn new_page(
     query: &QueryMemory,
     mean: &Array<u32>,
+    slot: usize,
     lane: usize,
     running: &mut Running,
     #[comptime] head_dim: usize,
@@ -319,7 +320,7 @@ pub fn new_page(
     let mut products = Array::<f32>::new(4usize);
     #[unroll]
     for h in 0..4usize {
-        let four = query.padded[h * comptime!(quads + 1) + lane % quads];
+        let four = query.padded[(slot * 4 + h) * comptime!(quads + 1) + lane % quads];
         let product = a * four.extract(0usize)
             + b * four.extract(1usize)
             + c * four.extract(2usize)
@@ -359,23 +360,23 @@ pub fn flush_page(
 /// [`TileMemory::planes`].
 #[derive(CubeType)]
 pub struct WarpMemory {
-    /// `[planes, 4]`.
+    /// `[slots, planes, 4]`.
     pub max: Shared<[f32]>,
-    /// `[planes, 4]`.
+    /// `[slots, planes, 4]`.
     pub total: Shared<[f32]>,
 }
 
 #[cube]
 impl WarpMemory {
-    pub fn new(#[comptime] planes: usize) -> WarpMemory {
+    pub fn new(#[comptime] planes: usize, #[comptime] slots: usize) -> WarpMemory {
         WarpMemory {
-            max: Shared::<[f32]>::new_slice(planes * 4),
-            total: Shared::<[f32]>::new_slice(planes * 4),
+            max: Shared::<[f32]>::new_slice(comptime!(slots * planes * 4)),
+            total: Shared::<[f32]>::new_slice(comptime!(slots * planes * 4)),
         }
     }
 }
 
-/// Puts a plane's result into shared memory, together with that of its exact tokens, where it had
+/// Puts a plane's result into shared memory, at number `place` of planes and slots, together with that of its exact tokens, where it had
 /// any and left them there.
 #[cube]
 pub fn store_warp(
@@ -384,7 +385,7 @@ pub fn store_warp(
     running: &Running,
     has_exact: bool,
     lane: usize,
-    warp: usize,
+    place: usize,
     #[comptime] value: PackedSide,
 ) {
     let head_dim = comptime!(value.head_dim);
@@ -394,8 +395,8 @@ pub fn store_warp(
     let mut exact = f32::new(0.0);
     let mut exact_total = f32::new(0.0);
     if has_exact {
-        let exact_max = out.max[warp * 4 + head];
-        exact_total = out.total[warp * 4 + head];
+        let exact_max = out.max[place * 4 + head];
+        exact_total = out.total[place * 4 + head];
         let before = max;
         max = f32::max(before, exact_max);
         exact = (exact_max - max).exp();
@@ -406,7 +407,7 @@ pub fn store_warp(
     for part in 0..comptime!(value.parts.len()) {
         offsets[part] = sum_rows(running.offsets[part]);
     }
-    let base = (warp * 4 + head) * head_dim + lane / 4;
+    let base = (place * 4 + head) * head_dim + lane / 4;
     #[unroll]
     for i in 0..comptime!(head_dim / 8) {
         let mut sum = running.sums[i];
@@ -427,34 +428,36 @@ pub fn store_warp(
     }
     sync_plane();
     if lane < 4 {
-        out.max[warp * 4 + lane] = max;
-        out.total[warp * 4 + lane] = total * weight + exact_total * exact;
+        out.max[place * 4 + lane] = max;
+        out.total[place * 4 + lane] = total * weight + exact_total * exact;
     }
 }
 
-/// Adds the planes' results up, in the cube's memory.
+/// Adds the planes' results of a slot up, in the cube's memory.
 #[cube]
 pub fn combine(
     warps: &WarpMemory,
     memory: &mut TileMemory,
+    slot: usize,
     #[comptime] head_dim: usize,
     #[comptime] planes: usize,
 ) {
+    let first = slot * planes;
     let mut i = UNIT_POS as usize;
     while i < comptime!(4 * head_dim) {
         let h = i / head_dim;
         let mut max = f32::new(LOWEST);
         #[unroll]
         for w in 0..planes {
-            max = f32::max(max, warps.max[w * 4 + h]);
+            max = f32::max(max, warps.max[(first + w) * 4 + h]);
         }
         let mut sum = f32::new(0.0);
         let mut total = f32::new(0.0);
         #[unroll]
         for w in 0..planes {
-            let weight = (warps.max[w * 4 + h] - max).exp();
-            sum += memory.planes[w * comptime!(4 * head_dim) + i] * weight;
-            total += warps.total[w * 4 + h] * weight;
+            let weight = (warps.max[(first + w) * 4 + h] - max).exp();
+            sum += memory.planes[(first + w) * comptime!(4 * head_dim) + i] * weight;
+            total += warps.total[(first + w) * 4 + h] * weight;
         }
         memory.sums[i] = sum;
         if i % head_dim == 0 {
