@@ -79,7 +79,9 @@ pub fn decode<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let lane = UNIT_POS as usize % 32;
-    let warp = UNIT_POS as usize / 32;
+    // A shuffle tells the compiler that a plane has one of them: it need not look for lanes that are
+    // elsewhere.
+    let warp = plane_shuffle(UNIT_POS as usize / 32, 0u32);
     let head_dim = comptime!(shape.head_dim);
     let key = comptime!(shape.key.packed().cloned().unwrap());
     let value = comptime!(shape.value.packed().cloned().unwrap());
@@ -169,6 +171,9 @@ pub fn decode<F: Float, N: Size>(
             c = select(first < item.first, item.first, first);
         }
         let mut c_next = step(c, by_page, chunks, planes);
+        // The same for the compiler's eyes alone: as a condition of a whole plane it would be copied
+        // for every load that depends on it. A table's entry has its highest bit clear.
+        let end_of_lane = end + (near >> 31u32) as usize;
         let mut page_now = 0usize.runtime();
         let mut valid_now = 0usize.runtime();
         let mut page_next = 0usize.runtime();
@@ -315,7 +320,7 @@ pub fn decode<F: Float, N: Size>(
             }
             // The next keys are on their way while these values are worked on, the next values
             // while those keys are: one set of registers is enough, and more planes fit.
-            if c_next < end {
+            if c_next < end_of_lane {
                 chunk::load(
                     key_words,
                     key_pairs,
@@ -358,7 +363,7 @@ pub fn decode<F: Float, N: Size>(
                 comptime!(shape.fine),
                 comptime!(value.clone()),
             );
-            if c_next < end {
+            if c_next < end_of_lane {
                 chunk::load(
                     value_words,
                     value_pairs,

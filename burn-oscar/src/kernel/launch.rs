@@ -15,24 +15,37 @@ use super::shape::Shape;
 use super::spec::{PackedSide, Parameters, Store};
 use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
+use crate::quantizer::layout::CHUNK_TOKENS;
 
 /// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
 const PLANE: u32 = 32;
 /// Units of a cube where the device has that many.
 const UNITS: u32 = 128;
 /// The most planes of a cube of the tensor-core kernel.
-const DECODE_PLANES: u32 = 12;
+const DECODE_PLANES: u32 = 16;
 
 /// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 12 planes
 /// there are 168 registers for each unit, so that nothing spills; folding the scales of channels
-/// into the query needs more, and has 255 with 8 planes. Other numbers share registers out badly:
-/// each quarter of a multiprocessor holds its own planes.
-fn decode_planes(key: &Store) -> u32 {
-    match key.packed().map(|side| side.parameters) {
-        Some(Parameters::ChannelPairs { .. }) => 8,
-        _ => DECODE_PLANES,
+/// into the query needs more, and has 255 with 8 planes. Where pages have means there is more to
+/// compute, and long items gain more by 16 planes than they lose by spilling. Other numbers share
+/// registers out badly: each quarter of a multiprocessor holds its own planes.
+fn decode_planes(key: &Store, chunks: usize) -> u32 {
+    match key.packed() {
+        Some(side) if matches!(side.parameters, Parameters::ChannelPairs { .. }) => 8,
+        Some(side) if side.means && chunks >= LONG_ITEM => 16,
+        _ => 12,
     }
 }
+
+/// Chunks of an item that make it long.
+const LONG_ITEM: usize = 192;
+
+/// Chunks of an item, about.
+fn chunks(plan: &AttentionPlan<CubeBackend>) -> usize {
+    let tokens: usize = plan.rows.iter().map(|row| row.len()).sum();
+    tokens / CHUNK_TOKENS / plan.parts.max(plan.rows.len())
+}
+
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
 /// Arrays that the portable kernel binds.
@@ -256,7 +269,7 @@ pub fn attend(
         planes: match (offers.planes, tensor_cores) {
             (false, _) => 0,
             (true, false) => (UNITS / PLANE) as usize,
-            (true, true) => decode_planes(&key_side.store) as usize,
+            (true, true) => decode_planes(&key_side.store, chunks(&plan)) as usize,
         },
         fine: query.dtype.size() == 4,
         products: tensor_cores && multiplies(&client, storage(&query)),
