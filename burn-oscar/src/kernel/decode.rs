@@ -35,20 +35,6 @@ use super::warp::{
     MEAN_SCORE, Running, WarpMemory, combine, flush_page, load_mean, new_page, store_warp, values,
 };
 
-/// The plane's chunk after `c`.
-#[cube]
-fn step(c: usize, by_page: bool, #[comptime] chunks: usize, #[comptime] planes: usize) -> usize {
-    let mut next = c + planes;
-    if by_page {
-        next = select(
-            (c + 1) % chunks == 0,
-            c + comptime!(1 + (planes - 1) * chunks),
-            c + 1,
-        );
-    }
-    next
-}
-
 /// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
 ///
 /// With two items a cube has its first and last steps, in which no bytes move, once instead of
@@ -161,16 +147,17 @@ pub fn decode<F: Float, N: Size>(
         let exact_planes = item.exact_count.div_ceil(EXACT) % planes;
         let turn = (warp + planes - exact_planes) % planes;
         // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
-        // means and there is enough work, neighbouring pages.
-        let end = item.first + item.count;
-        let by_page =
-            comptime!(chunks > 1).runtime() && item.count >= comptime!(2 * planes * chunks);
+        // several chunks, and perhaps means, a plane's chunks are one run.
         let mut c = item.first + turn;
-        if by_page {
-            let first = (item.first / chunks + turn) * chunks;
-            c = select(first < item.first, item.first, first);
+        let mut end = item.first + item.count;
+        if comptime!(chunks > 1) {
+            let share = item.count / planes;
+            let more = item.count % planes;
+            c = item.first + turn * share + usize::min(turn, more);
+            end = c + share + (turn < more) as usize;
         }
-        let mut c_next = step(c, by_page, chunks, planes);
+        let stride = comptime!(if chunks > 1 { 1 } else { planes });
+        let mut c_next = c + stride;
         // The same for the compiler's eyes alone: as a condition of a whole plane it would be copied
         // for every load that depends on it. A table's entry has its highest bit clear.
         let end_of_lane = end + (near >> 31u32) as usize;
@@ -396,7 +383,7 @@ pub fn decode<F: Float, N: Size>(
             page_now = page_next;
             valid_now = valid_next;
             c = c_next;
-            c_next = step(c, by_page, chunks, planes);
+            c_next = c + stride;
             if c_next < end {
                 let (p, v) = page(table, row.table + c_next / chunks);
                 page_next = p;
