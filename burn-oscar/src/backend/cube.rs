@@ -63,11 +63,9 @@ impl KvCacheOps for CubeBackend {
 /// Work items for each KV head, on a CubeCL device.
 pub fn splits(device: &burn::tensor::Device, kv_heads: usize) -> Option<usize> {
     match device.as_dispatch() {
-        DispatchDevice::Cube(device) => Some(kernel::launch::splits(&device.client(), kv_heads)),
+        DispatchDevice::Cube(device) => Some(kernel::grid::splits(&device.client(), kv_heads)),
         DispatchDevice::Autodiff(inner) => match &**inner {
-            DispatchDevice::Cube(device) => {
-                Some(kernel::launch::splits(&device.client(), kv_heads))
-            }
+            DispatchDevice::Cube(device) => Some(kernel::grid::splits(&device.client(), kv_heads)),
             _ => None,
         },
         #[allow(unreachable_patterns)]

@@ -98,9 +98,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Work items that `rows` rows have room for, whatever their lengths.
+    /// Work items that `rows` rows have room for, whatever their lengths: an even number, since a
+    /// cube may take two.
     pub fn items(&self, rows: usize) -> usize {
-        rows + self.splits
+        (rows + self.splits).next_multiple_of(2)
     }
 
     /// Partial results that rows cut into several items have at most.

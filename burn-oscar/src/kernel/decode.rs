@@ -24,16 +24,15 @@ use crate::backend::plan::EXACT_TOKENS as EXACT;
 use super::chunk::{self, W4};
 use super::exact::exact_plane;
 use super::fragments::key_products;
+use super::mean::{flush_page, load_mean, new_page};
 use super::merge::finish;
 use super::products::exact_products;
 use super::query::{OwnQuery, QueryMemory};
-use super::shape::{Shape, exact_place, heads};
+use super::shape::{Shape, exact_place, task};
 use super::spec::Parameters;
-use super::steps::{item, item_row, near, near_page, page};
+use super::steps::{item_row, near_page, page};
 use super::tile::{LOWEST, TileMemory};
-use super::warp::{
-    MEAN_SCORE, Running, WarpMemory, combine, flush_page, load_mean, new_page, store_warp, values,
-};
+use super::warp::{MEAN_SCORE, Running, WarpMemory, combine, store_warp, values};
 
 /// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
 ///
@@ -83,18 +82,10 @@ pub fn decode<F: Float, N: Size>(
     } else {
         first_item + place / 4
     };
-    let first_near = near(steps, own_item, lane);
-    let first = item(steps, own_item);
-    let first_row = item_row(steps, own_item);
-    // A single row's query is on its way together with the item.
-    let mut own_row = 0usize.runtime();
-    if rows > 1 {
-        own_row = first.row;
-    }
-    let own_heads = heads(own_row, parts as usize, comptime!(shape.clone()));
+    let first = task(steps, own_item, rows, parts, lane, comptime!(shape.clone()));
     let own_query = OwnQuery::load::<F, N>(
         query,
-        &own_heads,
+        &first.heads,
         scale,
         lane,
         warp,
@@ -102,7 +93,7 @@ pub fn decode<F: Float, N: Size>(
     );
     // An item without tokens has no parts, no chunks and no pages, nor have those after it.
     // Looking at all of them has all words of the item on their way before the first is there.
-    let nothing = (first_near | (first.count + first_row.parts) as u32) == 0u32;
+    let nothing = (first.near | (first.item.count + first.row.parts) as u32) == 0u32;
     if comptime!(slots == 1) {
         if nothing {
             terminate!();
@@ -120,28 +111,23 @@ pub fn decode<F: Float, N: Size>(
 
     let mut slot = 0usize.runtime();
     while slot < slots {
-        let number = first_item + slot;
         let place = slot * planes + warp;
-        let near = if comptime!(slots == 1) {
-            first_near
-        } else {
-            near(steps, number, lane)
-        };
-        let item = if comptime!(slots == 1) {
+        let task = if comptime!(slots == 1) {
             first
         } else {
-            item(steps, number)
+            task(
+                steps,
+                first_item + slot,
+                rows,
+                parts,
+                lane,
+                comptime!(shape.clone()),
+            )
         };
-        let row = if comptime!(slots == 1) {
-            first_row
-        } else {
-            item_row(steps, number)
-        };
-        let heads = if comptime!(slots == 1) {
-            own_heads
-        } else {
-            heads(item.row, parts as usize, comptime!(shape.clone()))
-        };
+        let near = task.near;
+        let item = task.item;
+        let row = task.row;
+        let heads = task.heads;
         // Exact tokens go to the first planes, history to the others first.
         let has_exact = warp * EXACT < item.exact_count;
         let exact_planes = item.exact_count.div_ceil(EXACT) % planes;
@@ -404,33 +390,29 @@ pub fn decode<F: Float, N: Size>(
     sync_cube();
     let mut slot = 0usize.runtime();
     while slot < slots {
-        let number = first_item + slot;
-        let item = if comptime!(slots == 1) {
+        let task = if comptime!(slots == 1) {
             first
         } else {
-            item(steps, number)
-        };
-        let row = if comptime!(slots == 1) {
-            first_row
-        } else {
-            item_row(steps, number)
-        };
-        let heads = if comptime!(slots == 1) {
-            own_heads
-        } else {
-            heads(item.row, parts as usize, comptime!(shape.clone()))
+            task(
+                steps,
+                first_item + slot,
+                rows,
+                parts,
+                lane,
+                comptime!(shape.clone()),
+            )
         };
         combine(&warps, &mut memory, slot, head_dim, planes);
         sync_cube();
-        if row.parts > 0 {
+        if task.row.parts > 0 {
             finish::<F>(
                 &mut memory,
                 exchange,
                 partials,
                 out,
-                &item,
-                &row,
-                &heads,
+                &task.item,
+                &task.row,
+                &task.heads,
                 comptime!(shape.clone()),
             );
         }

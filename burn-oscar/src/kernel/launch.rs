@@ -4,47 +4,18 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::features::{MmaConfig, Plane};
 use cubecl::prelude::*;
 
 use super::attend::attend as attend_kernel;
 use super::decode::decode;
 use super::fragments::unsupported;
+use super::grid::{chunks, decode_planes, slots};
 use super::merge::merge_rows;
+use super::offers::{Offers, PLANE, UNITS, multiplies};
 use super::shape::Shape;
-use super::spec::{PackedSide, Parameters, Store};
+use super::spec::{PackedSide, Store};
 use crate::backend::plan::MAX_HEAD_RATIO;
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
-use crate::quantizer::layout::CHUNK_TOKENS;
-
-/// Planes of NVIDIA GPUs, which the kernels that use planes are written for.
-const PLANE: u32 = 32;
-/// Units of a cube where the device has that many.
-const UNITS: u32 = 128;
-/// The most planes of a cube of the tensor-core kernel.
-const DECODE_PLANES: u32 = 16;
-
-/// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 12 planes
-/// there are 168 registers for each unit, so that nothing spills; folding the scales of channels
-/// into the query needs more, and has 255 with 8 planes. Where pages have means there is more to
-/// compute, and long items gain more by 16 planes than they lose by spilling. Other numbers share
-/// registers out badly: each quarter of a multiprocessor holds its own planes.
-fn decode_planes(key: &Store, chunks: usize) -> u32 {
-    match key.packed() {
-        Some(side) if matches!(side.parameters, Parameters::ChannelPairs { .. }) => 8,
-        Some(side) if side.means && chunks >= LONG_ITEM => 16,
-        _ => 12,
-    }
-}
-
-/// Chunks of an item that make it long.
-const LONG_ITEM: usize = 192;
-
-/// Chunks of an item, about.
-fn chunks(plan: &AttentionPlan<CubeBackend>) -> usize {
-    let tokens: usize = plan.rows.iter().map(|row| row.len()).sum();
-    tokens / CHUNK_TOKENS / plan.parts.max(plan.rows.len())
-}
 
 /// The most query heads that a cube of the portable kernel works on.
 const MAX_HEADS: usize = 8;
@@ -58,65 +29,6 @@ pub fn dims(tensor: &CubeTensor) -> [usize; 4] {
 
 pub fn storage(tensor: &CubeTensor) -> ElemType {
     dtype_to_storage_type(tensor.dtype)
-}
-
-/// What the device offers.
-struct Offers {
-    planes: bool,
-    tensor_cores: bool,
-    merge: bool,
-    units: u32,
-}
-
-impl Offers {
-    fn of(client: &Client, head_dim: usize) -> Self {
-        let properties = client.properties();
-        let (features, hardware) = (&properties.features, &properties.hardware);
-        let plane = hardware.plane_size_min == PLANE && hardware.plane_size_max == PLANE;
-        // With planes, a head's vectors are shared out over the 32 units of one.
-        let planes = plane
-            && features.plane.contains(Plane::Ops)
-            && features.plane.contains(Plane::Sync)
-            && hardware.max_units_per_cube >= UNITS
-            && [64, 128].contains(&head_dim);
-        let product = MmaConfig {
-            a_type: u8::elem_type_native(),
-            b_type: i8::elem_type_native(),
-            cd_type: i32::elem_type_native(),
-            m: 16,
-            n: 8,
-            k: 32,
-        };
-        let word = Type::atomic(u32::elem_type_native());
-        let uses = properties.atomic_type_usage(word);
-        Self {
-            planes,
-            tensor_cores: planes
-                && features.matmul.mma.contains(&product)
-                && hardware.max_units_per_cube >= PLANE * DECODE_PLANES,
-            merge: planes
-                && features.device_memory_scope
-                && uses.contains(cubecl::features::AtomicUsage::LoadStore),
-            units: hardware.max_units_per_cube.min(UNITS),
-        }
-    }
-}
-
-/// Whether tensor cores multiply activations of this type by sixteens.
-fn multiplies(client: &Client, dtype: ElemType) -> bool {
-    client
-        .properties()
-        .features
-        .matmul
-        .mma
-        .contains(&MmaConfig {
-            a_type: dtype,
-            b_type: dtype,
-            cd_type: f32::elem_type_native(),
-            m: 16,
-            n: 8,
-            k: 16,
-        })
 }
 
 /// The arrays of one side's pages. What a method does not store is bound to another array, which
@@ -386,37 +298,4 @@ pub fn attend(
     }
     super::count_fused();
     Ok(out)
-}
-
-/// Work items that a cube takes: two where all rows are about as long and are whole items, and where
-/// that makes for no more rounds of cubes.
-fn slots(client: &Client, plan: &AttentionPlan<CubeBackend>, groups: usize) -> usize {
-    let Some(cubes) = client.properties().hardware.num_streaming_multiprocessors else {
-        return 1;
-    };
-    let rounds = |items: usize| (items * groups).div_ceil(cubes as usize);
-    let lengths = || plan.rows.iter().map(|row| row.len());
-    let rows = plan.rows.len();
-    let longest = lengths().max().unwrap_or(0);
-    let is_even = longest * rows < 2 * lengths().sum::<usize>();
-    let pairs = rows.div_ceil(2);
-    if is_even && rounds(rows) > 1 && 2 * rounds(pairs) <= rounds(rows) {
-        2
-    } else {
-        1
-    }
-}
-
-/// Work items of a KV head that fill the device: one cube a multiprocessor, or one a core.
-pub fn splits(client: &Client, kv_heads: usize) -> usize {
-    let hardware = &client.properties().hardware;
-    let cubes = match (
-        hardware.num_streaming_multiprocessors,
-        hardware.num_cpu_cores,
-    ) {
-        (Some(count), _) => count as usize,
-        (None, Some(cores)) => cores as usize,
-        (None, None) => 64,
-    };
-    (cubes / kv_heads).max(1)
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::spec::Store;
-use super::steps::Row;
+use super::steps::{Item, Row, item, item_row, near};
 use super::tile::ExactPlace;
 
 /// What a decode kernel is specialised by.
@@ -98,5 +98,43 @@ pub fn exact_place(
         own: (index * kv_heads + kv_head) * head_dim,
         sinks: row.sinks,
         held: row.sinks + row.recent,
+    }
+}
+
+/// An item's words, and the heads of it that are the cube's.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub struct Task {
+    /// The lane's share of the item's first pages.
+    pub near: u32,
+    pub item: Item,
+    pub row: Row,
+    pub heads: Heads,
+}
+
+/// Work item `number` of a plan of `rows` rows.
+#[cube]
+pub fn task(
+    steps: &[u32],
+    number: usize,
+    rows: u32,
+    parts: u32,
+    lane: usize,
+    #[comptime] shape: Shape,
+) -> Task {
+    let near = near(steps, number, lane);
+    let item = item(steps, number);
+    let row = item_row(steps, number);
+    // A single row's query is on its way together with the item.
+    let mut own_row = 0usize.runtime();
+    if rows > 1 {
+        own_row = item.row;
+    }
+    let heads = heads(own_row, parts as usize, shape);
+    Task {
+        near,
+        item,
+        row,
+        heads,
     }
 }

@@ -4,10 +4,9 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::bytes::{FINE, Four, ROUND, power_of, rest};
-use super::chunk::{SCALE8_UNIT, W4, half_of, half2, pair, scales};
-use super::exact::halve;
+use super::chunk::{SCALE8_UNIT, W4, pair, scales};
 use super::fragments::value_tiles;
-use super::query::{QueryMemory, field_of, multiply};
+use super::scores::{field_of, multiply};
 use super::spec::{PackedSide, Parameters};
 use super::tile::{LOWEST, TileMemory};
 
@@ -28,7 +27,7 @@ const MAX: usize = 0;
 /// Running sum of the weights.
 const TOTAL: usize = 1;
 /// Weights of the current page, for its mean value.
-const PAGE_WEIGHT: usize = 2;
+pub const PAGE_WEIGHT: usize = 2;
 /// Product of the query and the current page's mean key.
 pub const MEAN_SCORE: usize = 3;
 
@@ -85,7 +84,7 @@ fn max_rows(x: f32) -> f32 {
 }
 
 #[cube]
-fn sum_rows(x: f32) -> f32 {
+pub fn sum_rows(x: f32) -> f32 {
     let a = x + plane_shuffle_xor(x, 4u32);
     let b = a + plane_shuffle_xor(a, 8u32);
     b + plane_shuffle_xor(b, 16u32)
@@ -277,83 +276,6 @@ fn weight_rests(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
         out[comptime!(2 * s)] = select(is_low, a, 0u32);
         out[comptime!(2 * s + 1)] = select(is_low, b, 0u32);
     }
-}
-
-/// A lane's share of a page's mean: `[2]` words, of keys two side by side, of values those 32
-/// apart. On its way long before it is used, as codes are.
-#[cube]
-pub fn load_mean(
-    means: &[u32],
-    row: usize,
-    lane: usize,
-    out: &mut Array<u32>,
-    #[comptime] side: PackedSide,
-) {
-    let words = comptime!(side.head_dim / 2);
-    let start = row * words;
-    if comptime!(side.is_key) {
-        #[unroll]
-        for k in 0..2usize {
-            out[k] = means[start + 2 * (lane % comptime!(words / 2)) + k];
-        }
-    } else {
-        #[unroll]
-        for k in 0..comptime!(words / 32) {
-            out[k] = means[start + lane + comptime!(32 * k)];
-        }
-    }
-}
-
-/// Begins a page that has a mean key: its product with the query is part of every score.
-#[cube]
-pub fn new_page(
-    query: &QueryMemory,
-    mean: &Array<u32>,
-    slot: usize,
-    lane: usize,
-    running: &mut Running,
-    #[comptime] head_dim: usize,
-) {
-    let quads = comptime!(head_dim / 4);
-    let (a, b) = half2(mean[0]);
-    let (c, d) = half2(mean[1]);
-    let mut products = Array::<f32>::new(4usize);
-    #[unroll]
-    for h in 0..4usize {
-        let four = query.padded[(slot * 4 + h) * comptime!(quads + 1) + lane % quads];
-        let product = a * four.extract(0usize)
-            + b * four.extract(1usize)
-            + c * four.extract(2usize)
-            + d * four.extract(3usize);
-        products[h] = select(lane < quads, product, 0.0);
-    }
-    halve(&mut products, lane, 4u32, 2usize);
-    halve(&mut products, lane, 3u32, 1usize);
-    let mut product = products[0];
-    #[unroll]
-    for bit in 0..3u32 {
-        product += plane_shuffle_xor(product, comptime!(1u32 << bit));
-    }
-    running.state[MEAN_SCORE] = plane_shuffle(product, (lane % 4 * 8) as u32);
-}
-
-/// Ends a page that has a mean value: it counts as often as its tokens weighed.
-#[cube]
-pub fn flush_page(
-    mean: &Array<u32>,
-    lane: usize,
-    running: &mut Running,
-    #[comptime] head_dim: usize,
-) {
-    let weight = sum_rows(running.state[PAGE_WEIGHT]);
-    #[unroll]
-    for i in 0..comptime!(head_dim / 8) {
-        // Channel 8 i + lane / 4.
-        let source = 4 * comptime!(i % 8) + lane / 8;
-        let word = plane_shuffle(mean[comptime!(i / 8)], source as u32);
-        running.sums[i] += weight * half_of(word, lane / 4);
-    }
-    running.state[PAGE_WEIGHT] = 0.0;
 }
 
 /// The planes' maxima and sums of weights side by side; their sums of values are in
