@@ -253,6 +253,8 @@ mod tests {
             let limits = Limits { page_tokens: 256, slot_tokens: 64 + 512, splits };
             let words = plan_words(&rows, &limits);
             prop_assert_eq!(words.steps.len(), words.items * ITEM_WORDS + rows.len() * ROW_WORDS);
+            // A cube may take two.
+            prop_assert!(words.items.is_multiple_of(2));
             let mut parts = Vec::new();
             for (index, row) in rows.iter().enumerate() {
                 let mut seen = [vec![0; chunks(row, &limits)], vec![0; row.sinks + row.recent + 1]];

@@ -1,21 +1,23 @@
 //! Decode attention on the integer tensor cores, on packed bits.
 //!
-//! A cube is one work item of the plan and four query heads of one KV head. The chunks of
-//! its history go round the planes (warps); a plane loads a chunk of 64 tokens, about 4.5 KB,
+//! A cube is one work item of the plan, or two, and four query heads of one KV head. The chunks of
+//! an item's history go round the planes (warps); a plane loads a chunk of 64 tokens, about 4.5 KB,
 //! in 16-byte pieces half a chunk ahead, and no code ever becomes a float:
 //!
 //! - `q.k = scale (q.code) + offset sum(q)`: the query, rounded once to 16 bits and split into a
 //!   high and a low byte, is the signed operand of `mma.m16n8k32`; head h owns the columns 2h and
-//!   2h+1, so both halves of a product end in one lane.
+//!   2h+1, so both halves of a product end in one lane (`scores`).
 //! - A two-bit field is masked, not shifted, so its codes are multiplied by 4^field. A field is a
 //!   tile of tokens (keys) or of channels (values), which makes that a constant of the product.
 //! - `sum p (scale code + offset)`: softmax weights times value scales, rounded to 16 bits against
-//!   the chunk's largest, go from the lanes that computed them to those that multiply them by four
-//!   shuffles of packed bytes.
+//!   the chunk's largest, go from the lanes that computed them to those that multiply them by
+//!   shuffles of packed bytes (`warp`). Weights are relative to the plane's largest score so far,
+//!   which seldom grows: only then are older sums multiplied.
 //!
 //! Bytes: each page once (2.09 to 3 bits per value), each exact token once, a partial of
 //! `4 (head_dim + 2)` f32 per item. Integer sums are exact: the result differs from f32 attention
-//! over the dequantised pages by the 16-bit roundings only, 1e-4 to 3e-4.
+//! over the dequantised pages by the roundings only. Of f32 activations the rests of both are
+//! multiplied as well, which takes twice the products, and leaves 2e-6.
 
 use cubecl::prelude::*;
 
