@@ -146,8 +146,9 @@ pub fn decode<F: Float, N: Size>(
         }
         let stride = comptime!(if chunks > 1 { 1 } else { planes });
         let mut c_next = c + stride;
-        // The same for the compiler's eyes alone: as a condition of a whole plane it would be copied
-        // for every load that depends on it. A table's entry has its highest bit clear.
+        // The same number, but one that could differ by lane as far as the compiler knows: a condition
+        // of the whole plane would be copied for every load that depends on it. A table's entry has
+        // its highest bit clear.
         let end_of_lane = end + (near >> 31u32) as usize;
         let mut page_now = 0usize.runtime();
         let mut valid_now = 0usize.runtime();

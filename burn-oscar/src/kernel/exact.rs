@@ -55,7 +55,6 @@ pub fn exact_plane<F: Float, N: Size>(
     let vectors = comptime!(head_dim / width);
     // Tokens of one load of the plane, and loads of a round.
     let rows = comptime!(32 / vectors);
-    let plane_tokens = comptime!(TOKENS);
     let tokens = comptime!(TOKENS / rows);
     let vector = lane % vectors;
     let row = lane / vectors;
@@ -88,7 +87,7 @@ pub fn exact_plane<F: Float, N: Size>(
         sums[i] = 0.0;
     }
 
-    let mut before = plane * comptime!(plane_tokens);
+    let mut before = plane * TOKENS;
     while before < count {
         let mut keys = Array::<Vector<F, N>>::new(tokens);
         let mut values = Array::<Vector<F, N>>::new(tokens);
@@ -166,7 +165,7 @@ pub fn exact_plane<F: Float, N: Size>(
             max[k] = top;
             weights[k] = weight;
         }
-        if before >= comptime!(planes * plane_tokens) {
+        if before >= comptime!(planes * TOKENS) {
             #[unroll]
             for h in 0..4usize {
                 let decay = plane_shuffle(decay[comptime!(h % 2)], comptime!(h as u32 / 2));
@@ -188,7 +187,7 @@ pub fn exact_plane<F: Float, N: Size>(
                 }
             }
         }
-        before += comptime!(planes * plane_tokens);
+        before += comptime!(planes * TOKENS);
     }
 
     if lane < 2 {

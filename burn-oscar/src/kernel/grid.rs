@@ -18,7 +18,7 @@ pub const DECODE_PLANES: u32 = 16;
 pub fn decode_planes(key: &Store, chunks: usize) -> u32 {
     match key.packed() {
         Some(side) if matches!(side.parameters, Parameters::ChannelPairs { .. }) => 8,
-        Some(side) if side.means && chunks >= LONG_ITEM => 16,
+        Some(side) if side.means && chunks >= LONG_ITEM => DECODE_PLANES,
         _ => 12,
     }
 }
