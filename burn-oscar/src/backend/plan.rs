@@ -24,6 +24,15 @@ pub const MAX_HEAD_RATIO: usize = 16;
 pub const MAX_PARTS: usize = 128;
 /// Exact tokens that one plane takes.
 pub const EXACT_TOKENS: usize = 16;
+/// Channels of a head's partial result that are handed on together.
+pub const SLICE_CHANNELS: usize = 64;
+/// Numbers of such a slice: sums, maximum score, total of the weights.
+pub const SLICE_WORDS: usize = SLICE_CHANNELS + 2;
+
+/// Numbers that a query head's partial result has room for.
+pub fn partial_words(head_dim: usize) -> usize {
+    head_dim.div_ceil(SLICE_CHANNELS) * SLICE_WORDS
+}
 
 /// What one batch row attends to, besides the tokens of the call itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -267,7 +267,7 @@ pub fn attend<F: Float, N: Size>(
         }
     }
     finish::<F>(
-        &mut memory,
+        &memory,
         exchange,
         partials,
         out,

@@ -26,15 +26,15 @@ use crate::backend::plan::EXACT_TOKENS as EXACT;
 use super::chunk::{self, W4};
 use super::exact::exact_plane;
 use super::fragments::key_products;
+use super::handover::{deliver, slices};
 use super::mean::{flush_page, load_mean, new_page};
-use super::merge::finish;
 use super::products::exact_products;
 use super::query::{OwnQuery, QueryMemory};
 use super::shape::{Shape, exact_place, task};
 use super::spec::Parameters;
 use super::steps::{item_row, near_page, page};
-use super::tile::{LOWEST, TileMemory};
-use super::warp::{MEAN_SCORE, Running, WarpMemory, combine, store_warp, values};
+use super::tile::LOWEST;
+use super::warp::{MEAN_SCORE, Running, WarpMemory, values};
 
 /// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
 ///
@@ -57,7 +57,6 @@ pub fn decode<F: Float, N: Size>(
     steps: &[u32],
     table: &[u32],
     exchange: &[Atomic<u32>],
-    partials: &mut [f32],
     out: &mut [F],
     rows: u32,
     parts: u32,
@@ -91,7 +90,7 @@ pub fn decode<F: Float, N: Size>(
         scale,
         lane,
         warp,
-        comptime!(shape.head_dim),
+        comptime!(key.clone()),
     );
     // An item without tokens has no parts, no chunks and no pages, nor have those after it.
     // Looking at all of them has all words of the item on their way before the first is there.
@@ -103,9 +102,8 @@ pub fn decode<F: Float, N: Size>(
     } else if item_row(steps, first_item).parts == 0 {
         terminate!();
     }
-    let mut memory = TileMemory::new(4usize, head_dim, comptime!(planes * slots));
     let mut query_memory = QueryMemory::new(comptime!(key.clone()), comptime!(shape.fine), slots);
-    let mut warps = WarpMemory::new(planes, slots);
+    let mut warps = WarpMemory::new(planes, slots, head_dim);
     if warp < comptime!(4 * slots) {
         own_query.share(&mut query_memory, lane, place, comptime!(key.clone()));
     }
@@ -168,7 +166,6 @@ pub fn decode<F: Float, N: Size>(
             let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
             if comptime!(shape.products) {
                 exact_products::<F, N>(
-                    &mut memory,
                     &mut warps,
                     query,
                     &heads,
@@ -189,7 +186,6 @@ pub fn decode<F: Float, N: Size>(
                 );
             } else {
                 exact_plane::<F, N>(
-                    &mut memory,
                     &mut warps,
                     &query_memory,
                     own_key,
@@ -379,20 +375,16 @@ pub fn decode<F: Float, N: Size>(
                 valid_next = v;
             }
         }
-        store_warp(
-            &mut warps,
-            &mut memory,
-            &running,
-            has_exact,
-            lane,
-            place,
-            comptime!(value.clone()),
-        );
+        warps.store(&running, has_exact, lane, place, comptime!(value.clone()));
         slot += 1;
     }
     sync_cube();
-    let mut slot = 0usize.runtime();
-    while slot < slots {
+    // From here on planes work for themselves: each has its slices of the results.
+    let slices = comptime!(4 * slices(head_dim));
+    let mut n = warp;
+    while n < comptime!(slots * slices) {
+        let slot = n / slices;
+        let number = n % slices;
         let task = if comptime!(slots == 1) {
             first
         } else {
@@ -405,23 +397,21 @@ pub fn decode<F: Float, N: Size>(
                 comptime!(shape.clone()),
             )
         };
-        combine(&warps, &mut memory, slot, head_dim, planes);
-        sync_cube();
-        if task.row.parts > 0 {
-            finish::<F>(
-                &mut memory,
+        let head = number / comptime!(slices / 4);
+        if task.row.parts > 0 && head < task.heads.held {
+            let slice = warps.combine(slot, number, lane, head_dim, planes);
+            deliver::<F>(
+                &slice,
                 exchange,
-                partials,
                 out,
                 &task.item,
                 &task.row,
                 &task.heads,
+                lane,
+                warp,
                 comptime!(shape.clone()),
             );
         }
-        if comptime!(slots > 1) {
-            sync_cube();
-        }
-        slot += 1;
+        n += planes;
     }
 }

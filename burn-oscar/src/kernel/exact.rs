@@ -11,8 +11,8 @@ use cubecl::prelude::*;
 use crate::backend::plan::EXACT_TOKENS as TOKENS;
 
 use super::query::{F4, QueryMemory};
-use super::tile::{ExactPlace, LOWEST, TileMemory, position};
-use super::warp::WarpMemory;
+use super::tile::{ExactPlace, LOWEST, position};
+use super::warp::{WarpMemory, place_of, row_words};
 
 /// Where a token's vectors begin, in vectors: in the tiers, or in the call's own token.
 #[cube]
@@ -33,7 +33,6 @@ pub fn vector_at(
 /// least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(
-    memory: &mut TileMemory,
     warps: &mut WarpMemory,
     query: &QueryMemory,
     own_key: &[Vector<F, N>],
@@ -207,7 +206,8 @@ pub fn exact_plane<F: Float, N: Size>(
         if lane < vectors {
             let h = comptime!(i / width);
             let k = comptime!(i % width);
-            memory.planes[(place * 4 + h) * head_dim + vector * width + k] = sum;
+            let row = (place * 4 + h) * comptime!(row_words(head_dim));
+            warps.sums[row + place_of(vector * width + k)] = sum;
         }
     }
 }

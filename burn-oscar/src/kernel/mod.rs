@@ -27,6 +27,7 @@ pub mod fallback;
 pub mod field;
 pub mod fragments;
 pub mod grid;
+pub mod handover;
 pub mod launch;
 pub mod mean;
 pub mod merge;

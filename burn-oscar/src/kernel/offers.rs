@@ -39,14 +39,15 @@ impl Offers {
         };
         let word = Type::atomic(u32::elem_type_native());
         let uses = properties.atomic_type_usage(word);
+        let merge = planes
+            && features.device_memory_scope
+            && uses.contains(cubecl::features::AtomicUsage::LoadStore);
         Self {
             planes,
-            tensor_cores: planes
+            tensor_cores: merge
                 && features.matmul.mma.contains(&product)
                 && hardware.max_units_per_cube >= PLANE * DECODE_PLANES,
-            merge: planes
-                && features.device_memory_scope
-                && uses.contains(cubecl::features::AtomicUsage::LoadStore),
+            merge,
             units: hardware.max_units_per_cube.min(UNITS),
         }
     }

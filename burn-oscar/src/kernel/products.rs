@@ -4,9 +4,17 @@
 //! Both products have a row of `mma.m16n8k16` for each query head, so that the scores of one are
 //! where the weights of the other belong. The order of channels within a product is free: a lane
 //! loads 16 bytes of a token at a time, and takes its channels for those that the instruction asks
-//! it for. A weight is two 16-bit numbers, itself rounded and the rest, in rows g and g + 8, since
-//! one would not do. Half of the rows are copies or empty; the rate of the tensor cores does not
-//! matter here, that of instructions does: 28 a token, where plain arithmetic takes 50.
+//! it for. Nothing that was loaded is moved or repacked:
+//!
+//! - scores: of the four words of a vector, the first two are an operand, and the last two are;
+//! - sums: a word holds two neighbouring channels of a token where the instruction asks for two
+//!   tokens of a channel. A row whose weights stand in the lower halves of words, with nothing in
+//!   the upper ones, sums even channels up, another one odd ones. So 4 heads, two halves and two
+//!   words make 16 rows. A weight is two 16-bit numbers, itself rounded and the rest, since one
+//!   would not do: two products.
+//!
+//! Most of what the tensor cores multiply here is zero. Their rate does not matter, that of
+//! instructions does.
 //! Bytes: `2 head_dim` activations a token.
 
 use cubecl::cmma::MmaDefinition;
@@ -15,10 +23,9 @@ use cubecl::prelude::*;
 use crate::backend::plan::EXACT_TOKENS as TOKENS;
 
 use super::chunk::W4;
-use super::exact::vector_at;
 use super::shape::Heads;
-use super::tile::{ExactPlace, LOWEST, TileMemory};
-use super::warp::WarpMemory;
+use super::tile::{ExactPlace, LOWEST, position};
+use super::warp::{WarpMemory, place_of, row_words};
 
 type Two<F> = Vector<F, Const<2>>;
 
@@ -27,7 +34,6 @@ type Two<F> = Vector<F, Const<2>>;
 /// for it.
 #[cube]
 pub fn exact_products<F: Float, N: Size>(
-    memory: &mut TileMemory,
     warps: &mut WarpMemory,
     query: &[Vector<F, N>],
     heads: &Heads,
@@ -46,13 +52,14 @@ pub fn exact_products<F: Float, N: Size>(
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
-    // The lane's row of both products is head g % 4; its tokens are g, then 2 t and 2 t + 1.
+    // The lane's head is g % 4; its tokens are g and g + 8 as columns of keys, then 2 t, 2 t + 1
+    // and those eight further.
     let g = lane / 4;
     let t = lane % 4;
     let pieces = comptime!(head_dim / 32);
-    let tiles = comptime!(head_dim / 8);
     let wide = comptime!(head_dim / 64);
     let head = select(g % 4 < heads.held, g % 4, 0usize.runtime());
+    let shift = (g / 4 * 16) as u32;
 
     let mut queries = Array::<W4>::new(pieces);
     #[unroll]
@@ -62,182 +69,189 @@ pub fn exact_products<F: Float, N: Size>(
     }
     let mut max = f32::new(LOWEST);
     let mut total = f32::new(0.0);
-    let mut sums = Array::<f32>::new(comptime!(4 * tiles));
+    // Of rounded weights, then of rests; of each, four numbers for every 32 channels.
+    let count_sums = comptime!(head_dim / 8);
+    let mut sums = Array::<f32>::new(comptime!(2 * count_sums));
     #[unroll]
-    for i in 0..comptime!(4 * tiles) {
+    for i in 0..comptime!(2 * count_sums) {
         sums[i] = 0.0;
     }
 
+    // Where the call's own token, the last, would be; what is loaded for others than there are
+    // weighs nothing.
+    let own = at.held - first;
+    let last = select(at.held > 0, at.held, 1usize.runtime()) - 1;
     let mut before = plane * TOKENS;
     while before < count {
         let mut keys = Array::<W4>::new(comptime!(2 * pieces));
         let mut values = Array::<W4>::new(comptime!(4 * wide));
         #[unroll]
         for n in 0..2usize {
-            let token = before + comptime!(8 * n) + g;
+            let token = usize::min(first + before + comptime!(8 * n) + g, last);
+            let base = (at.tier + position(at, token, sink) * head_dim) / 8 + t;
             #[unroll]
             for i in 0..pieces {
-                keys[comptime!(n * pieces + i)] = W4::new(0u32);
-            }
-            if token < count {
-                let base = vector_at(at, first + token, sink, head_dim, 8usize) + t;
-                if first + token < at.held {
-                    #[unroll]
-                    for i in 0..pieces {
-                        keys[comptime!(n * pieces + i)] =
-                            W4::reinterpret(key_tier[base + comptime!(4 * i)]);
-                    }
-                } else {
-                    #[unroll]
-                    for i in 0..pieces {
-                        keys[comptime!(n * pieces + i)] =
-                            W4::reinterpret(own_key[base + comptime!(4 * i)]);
-                    }
-                }
+                keys[comptime!(n * pieces + i)] =
+                    W4::reinterpret(key_tier[base + comptime!(4 * i)]);
             }
         }
         #[unroll]
         for r in 0..4usize {
-            let token = before + 2 * t + comptime!(r % 2 + r / 2 * 8);
+            let token = usize::min(first + before + 2 * t + comptime!(r % 2 + r / 2 * 8), last);
+            let base = (at.tier + position(at, token, sink) * head_dim) / 8 + g;
             #[unroll]
             for i in 0..wide {
-                values[comptime!(r * wide + i)] = W4::new(0u32);
+                values[comptime!(r * wide + i)] =
+                    W4::reinterpret(value_tier[base + comptime!(8 * i)]);
             }
-            if token < count {
-                let base = vector_at(at, first + token, sink, head_dim, 8usize) + g;
-                if first + token < at.held {
+        }
+        if own < before + TOKENS {
+            sync_plane();
+            let base = at.own / 8;
+            #[unroll]
+            for n in 0..2usize {
+                if before + comptime!(8 * n) + g >= own {
                     #[unroll]
-                    for i in 0..wide {
-                        values[comptime!(r * wide + i)] =
-                            W4::reinterpret(value_tier[base + comptime!(8 * i)]);
+                    for i in 0..pieces {
+                        keys[comptime!(n * pieces + i)] =
+                            W4::reinterpret(own_key[base + t + comptime!(4 * i)]);
                     }
-                } else {
+                }
+            }
+            #[unroll]
+            for r in 0..4usize {
+                if before + 2 * t + comptime!(r % 2 + r / 2 * 8) >= own {
                     #[unroll]
                     for i in 0..wide {
                         values[comptime!(r * wide + i)] =
-                            W4::reinterpret(own_value[base + comptime!(8 * i)]);
+                            W4::reinterpret(own_value[base + g + comptime!(8 * i)]);
                     }
                 }
             }
         }
 
-        // Units without a token join those that have one, see `tile`.
         sync_plane();
         let mut scores = Array::<f32>::new(4usize);
         #[unroll]
         for n in 0..2usize {
-            let mut products = Array::<f32>::new(4usize);
+            // One operand has both halves of a vector in its two halves of rows, so that neither
+            // has to be moved; each product counts in the rows that are of its half.
+            let mut low = Array::<f32>::new(4usize);
+            let mut high = Array::<f32>::new(4usize);
             #[unroll]
             for k in 0..4usize {
-                products[k] = 0.0;
+                low[k] = 0.0;
+                high[k] = 0.0;
             }
             #[unroll]
-            for i in 0..comptime!(2 * pieces) {
-                let query = queries[comptime!(i / 2)];
-                let key = keys[comptime!(n * pieces + i / 2)];
+            for i in 0..pieces {
+                let key = keys[comptime!(n * pieces + i)];
+                let q = queries[i];
                 multiply::<F>(
-                    query.extract(comptime!(i % 2 * 2)),
-                    0u32,
-                    query.extract(comptime!(i % 2 * 2 + 1)),
-                    0u32,
-                    key.extract(comptime!(i % 2 * 2)),
-                    key.extract(comptime!(i % 2 * 2 + 1)),
-                    &mut products,
+                    q.extract(0usize),
+                    q.extract(2usize),
+                    q.extract(1usize),
+                    q.extract(3usize),
+                    key.extract(0usize),
+                    key.extract(1usize),
+                    &mut low,
+                    0usize,
+                );
+                multiply::<F>(
+                    q.extract(0usize),
+                    q.extract(2usize),
+                    q.extract(1usize),
+                    q.extract(3usize),
+                    key.extract(2usize),
+                    key.extract(3usize),
+                    &mut high,
                     0usize,
                 );
             }
             #[unroll]
             for e in 0..2usize {
                 let inside = before + comptime!(8 * n + e) + 2 * t < count;
-                scores[comptime!(2 * n + e)] =
-                    select(inside, products[e] * scale, f32::new(LOWEST));
+                let score = (low[e] + high[comptime!(2 + e)]) * scale;
+                scores[comptime!(2 * n + e)] = select(inside, score, f32::new(LOWEST));
             }
         }
 
-        let mut top = max;
+        let mut top = scores[0];
         #[unroll]
-        for e in 0..4usize {
+        for e in 1..4usize {
             top = f32::max(top, scores[e]);
         }
-        let top = f32::max(top, plane_shuffle_xor(top, 1u32));
-        let top = f32::max(top, plane_shuffle_xor(top, 2u32));
-        let decay = (max - top).exp();
-        max = top;
-        total *= decay;
-        let mut weights = Array::<u32>::new(2usize);
-        let mut rests = Array::<u32>::new(2usize);
-        #[unroll]
-        for n in 0..2usize {
-            let mut weight = Two::<F>::new(F::new(0.0));
-            let mut rest = Two::<F>::new(F::new(0.0));
+        // As in `warp`, the maximum seldom grows after the first round.
+        if plane_any(top > max) {
+            let top = f32::max(top, plane_shuffle_xor(top, 1u32));
+            let top = f32::max(top, plane_shuffle_xor(top, 2u32));
+            let top = f32::max(max, top);
+            let decay = (max - top).exp();
+            max = top;
+            total *= decay;
             #[unroll]
-            for e in 0..2usize {
-                let x = (scores[comptime!(2 * n + e)] - top).exp();
-                total += x;
-                let rounded = F::cast_from(x);
-                weight.insert(e, rounded);
-                rest.insert(e, F::cast_from(x - f32::cast_from(rounded)));
-            }
-            weights[n] = u32::reinterpret(weight);
-            rests[n] = u32::reinterpret(rest);
-        }
-        if before >= comptime!(planes * TOKENS) {
-            #[unroll]
-            for i in 0..comptime!(4 * tiles) {
+            for i in 0..comptime!(2 * count_sums) {
                 sums[i] *= decay;
             }
         }
         #[unroll]
-        for tile in 0..tiles {
-            // Its columns are channels 64 (tile / 8) + 8 column + tile % 8.
-            let mut pairs = Array::<u32>::new(2usize);
+        for n in 0..2usize {
+            let mut weights = Two::<f32>::new(0.0);
             #[unroll]
-            for n in 0..2usize {
-                let word = comptime!(tile % 8 / 2);
-                let a = values[comptime!(2 * n * wide + tile / 8)].extract(word);
-                let b = values[comptime!((2 * n + 1) * wide + tile / 8)].extract(word);
-                pairs[n] = if comptime!(tile % 2 == 0) {
-                    (a & 0xffffu32) | (b << 16u32)
-                } else {
-                    (a >> 16u32) | (b & 0xffff_0000u32)
-                };
+            for e in 0..2usize {
+                let x = (scores[comptime!(2 * n + e)] - max).exp();
+                total += x;
+                weights.insert(e, x);
             }
-            multiply::<F>(
-                weights[0],
-                rests[0],
-                weights[1],
-                rests[1],
-                pairs[0],
-                pairs[1],
-                &mut sums,
-                comptime!(4 * tile),
-            );
+            let rounded = Two::<F>::cast_from(weights);
+            let rest = Two::<F>::cast_from(weights - Two::<f32>::cast_from(rounded));
+            #[unroll]
+            for part in 0..2usize {
+                let pair = if comptime!(part == 0) {
+                    u32::reinterpret(rounded)
+                } else {
+                    u32::reinterpret(rest)
+                };
+                #[unroll]
+                for e in 0..2usize {
+                    // In the lower or the upper half of a word: for even channels or for odd ones.
+                    let weight = if comptime!(e == 0) {
+                        (pair & 0xffffu32) << shift
+                    } else {
+                        (pair >> 16u32) << shift
+                    };
+                    #[unroll]
+                    for i in 0..comptime!(2 * wide) {
+                        let value = values[comptime!((2 * n + e) * wide + i / 2)];
+                        multiply::<F>(
+                            weight,
+                            0u32,
+                            0u32,
+                            weight,
+                            value.extract(comptime!(i % 2 * 2)),
+                            value.extract(comptime!(i % 2 * 2 + 1)),
+                            &mut sums,
+                            comptime!(part * count_sums + 4 * i),
+                        );
+                    }
+                }
+            }
         }
         before += comptime!(planes * TOKENS);
     }
 
     total += plane_shuffle_xor(total, 1u32);
     total += plane_shuffle_xor(total, 2u32);
-    // Lanes that are copies of others write the second half.
-    let upper = g >= 4;
-    let row = (place * 4 + g % 4) * head_dim;
-    let half = comptime!(tiles / 2);
+    let row = (place * 4 + g % 4) * comptime!(row_words(head_dim));
     #[unroll]
-    for tile in 0..half {
-        let other = comptime!(tile + half);
-        let channel = select(
-            upper,
-            comptime!(64 * (other / 8) + other % 8).runtime(),
-            comptime!(64 * (tile / 8) + tile % 8).runtime(),
-        );
-        #[unroll]
-        for e in 0..2usize {
-            let low = sums[comptime!(4 * tile + e)] + sums[comptime!(4 * tile + 2 + e)];
-            let high = sums[comptime!(4 * other + e)] + sums[comptime!(4 * other + 2 + e)];
-            memory.planes[row + channel + 8 * (2 * t + e)] = select(upper, high, low);
-        }
+    for i in 0..count_sums {
+        // Vector 2 t, 2 t + 1 or 8 further; word of it; half of that.
+        let channel = comptime!(64 * (i / 8) + 8 * (i % 2) + 4 * (i / 4 % 2) + 2 * (i / 2 % 2))
+            + 16 * t
+            + g / 4;
+        warps.sums[row + place_of(channel)] = sums[i] + sums[comptime!(count_sums + i)];
     }
-    if lane % 4 == 0 && !upper {
+    if t == 0 && g < 4 {
         warps.max[place * 4 + g] = max;
         warps.total[place * 4 + g] = total;
     }

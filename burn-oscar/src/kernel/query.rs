@@ -104,6 +104,8 @@ pub struct OwnQuery {
     values: Array<f32>,
     /// The largest magnitude of the head.
     largest: f32,
+    /// Sums over the channels of each part.
+    sums: Array<f32>,
 }
 
 #[cube]
@@ -114,8 +116,9 @@ impl OwnQuery {
         scale: f32,
         lane: usize,
         warp: usize,
-        #[comptime] head_dim: usize,
+        #[comptime] key: PackedSide,
     ) -> OwnQuery {
+        let head_dim = comptime!(key.head_dim);
         let quads = comptime!(head_dim / 4);
         let is_held = warp % 4 < heads.held;
         let head = select(is_held, warp % 4, 0usize.runtime());
@@ -140,8 +143,21 @@ impl OwnQuery {
             values[k] = x;
             largest = f32::max(largest, x.abs());
         }
+        // Largest and sums at a time: each exchange waits for the one before.
         let largest = f32::max(plane_max(largest), 1e-30);
-        OwnQuery { values, largest }
+        let quad_sum = values[0] + values[1] + values[2] + values[3];
+        let mut sums = Array::<f32>::new(comptime!(key.parts.len()));
+        #[unroll]
+        for part in 0..comptime!(key.parts.len()) {
+            let start = comptime!(key.parts[part].start / 4);
+            let end = comptime!(start + key.parts[part].channels / 4);
+            sums[part] = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
+        }
+        OwnQuery {
+            values,
+            largest,
+            sums,
+        }
     }
 
     /// Rounds the query to bytes that all planes see: head `place % 4` of slot `place / 4`.
@@ -170,14 +186,9 @@ impl OwnQuery {
             out.padded[place * comptime!(quads + 1) + lane] = quad;
         }
         out.unit[place] = self.largest * comptime!(1.0 / TOP);
-        sync_plane();
-        let quad_sum = self.values[0] + self.values[1] + self.values[2] + self.values[3];
         #[unroll]
         for part in 0..comptime!(key.parts.len()) {
-            let start = comptime!(key.parts[part].start / 4);
-            let end = comptime!(start + key.parts[part].channels / 4);
-            let sum = plane_sum(select(lane >= start && lane < end, quad_sum, 0.0));
-            out.sums[place * comptime!(key.parts.len()) + part] = sum;
+            out.sums[place * comptime!(key.parts.len()) + part] = self.sums[part];
         }
     }
 }

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::spec::Store;
 use super::steps::{Item, Row, item, item_row, near};
 use super::tile::ExactPlace;
+use crate::backend::plan::partial_words;
 
 /// What a decode kernel is specialised by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +45,7 @@ impl Shape {
 
     /// Numbers of a cube's partial result.
     pub fn partial_words(&self) -> usize {
-        self.heads * (self.head_dim + 2)
+        self.heads * partial_words(self.head_dim)
     }
 }
 
