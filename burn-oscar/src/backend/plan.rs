@@ -34,6 +34,14 @@ pub fn partial_words(head_dim: usize) -> usize {
     head_dim.div_ceil(SLICE_CHANNELS) * SLICE_WORDS
 }
 
+/// Partial results that a cube looks at together, whether there are that many or not.
+pub const PARTS_AT_ONCE: usize = 16;
+
+/// Words that cubes hand `parts` partial results of each KV head to each other in.
+pub fn exchange_words(parts: usize, kv_heads: usize, head_dim: usize) -> usize {
+    (parts * kv_heads + PARTS_AT_ONCE) * MAX_HEAD_RATIO * partial_words(head_dim)
+}
+
 /// What one batch row attends to, besides the tokens of the call itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanRow {

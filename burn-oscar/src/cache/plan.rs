@@ -6,7 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::KvCache;
-use crate::backend::plan::{MAX_HEAD_RATIO, partial_words};
+use crate::backend::plan::exchange_words;
 use crate::backend::{AttentionPlan, Limits, PlanRow, PlanWords, plan_words};
 
 impl KvCache {
@@ -134,8 +134,8 @@ impl KvCache {
     }
 
     fn exchange(&self) -> DispatchTensor {
-        let partial = MAX_HEAD_RATIO * partial_words(self.config.head_dim);
-        let words = self.limits().parts() * self.config.n_kv_heads * partial;
+        let config = &self.config;
+        let words = exchange_words(self.limits().parts(), config.n_kv_heads, config.head_dim);
         Tensor::<1, Int>::zeros([words], (&self.device, DType::U32)).into_dispatch()
     }
 }

@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 use super::shape::{Heads, Shape};
 use super::steps::{Item, Row};
 use super::tile::LOWEST;
-use crate::backend::plan::{MAX_PARTS, SLICE_CHANNELS, SLICE_WORDS};
+use crate::backend::plan::{MAX_PARTS, PARTS_AT_ONCE as AT_ONCE, SLICE_CHANNELS, SLICE_WORDS};
 
 /// What a unit holds of a slice: two channels of a head.
 #[derive(CubeType, Clone, Copy)]
@@ -59,7 +59,11 @@ pub fn deliver<F: Float>(
     let first = heads.first_partial * words + slice.number * comptime!(SLICE_WORDS);
     let start =
         heads.first + slice.number / comptime!(slices(shape.head_dim)) * comptime!(shape.head_dim);
-    if item.part + 1 == row.first_part + row.parts {
+    if row.parts == 1 {
+        let scale = 1.0 / slice.total;
+        out[start + slice.channel_a] = F::cast_from(slice.sum_a * scale);
+        out[start + slice.channel_b] = F::cast_from(slice.sum_b * scale);
+    } else if item.part + 1 == row.first_part + row.parts {
         let (a, b) = receive(
             slice,
             exchange,
@@ -77,9 +81,11 @@ pub fn deliver<F: Float>(
 }
 
 /// Writes a slice's words from `first` on: the sums of the units' first channels, of their second
-/// channels, maximum and total.
+/// channels, maximum and total. The last two are waited for first, so they come last.
 #[cube]
 fn hand_on(slice: &Slice, exchange: &[Atomic<u32>], first: usize, lane: usize) {
+    write(exchange, first + lane, slice.sum_a);
+    write(exchange, first + 32 + lane, slice.sum_b);
     if lane < 2 {
         write(
             exchange,
@@ -87,8 +93,6 @@ fn hand_on(slice: &Slice, exchange: &[Atomic<u32>], first: usize, lane: usize) {
             select(lane == 0, slice.max, slice.total),
         );
     }
-    write(exchange, first + lane, slice.sum_a);
-    write(exchange, first + 32 + lane, slice.sum_b);
 }
 
 /// A number for another cube of this launch, -0 for 0, which is no message.
@@ -98,65 +102,11 @@ fn write(exchange: &[Atomic<u32>], at: usize, x: f32) {
     exchange[at].store(select(bits == 0u32, 0x8000_0000u32, bits));
 }
 
-/// Words that a unit waits for, 0 while they have not come. Each is read by this unit alone.
-#[derive(CubeType)]
-struct Inbox {
-    words: Array<u32>,
-    places: Array<usize>,
-    #[cube(comptime)]
-    count: usize,
-}
-
-#[cube]
-impl Inbox {
-    fn new(#[comptime] count: usize) -> Inbox {
-        Inbox {
-            words: Array::new(count),
-            places: Array::new(count),
-            count,
-        }
-    }
-
-    /// Looks at all places at once. No branches: a branch for every word takes longer than the
-    /// trip.
-    fn look(&mut self, exchange: &[Atomic<u32>]) {
-        let count = comptime!(self.count);
-        #[unroll]
-        for n in 0..count {
-            self.words[n] = exchange[self.places[n]].load();
-        }
-    }
-
-    /// Waits until all have come, from a first look on, and leaves their places empty.
-    fn wait(&mut self, exchange: &[Atomic<u32>]) {
-        let count = comptime!(self.count);
-        let mut least = 0u32.runtime();
-        while least == 0u32 {
-            least = self.words[0];
-            #[unroll]
-            for n in 1..count {
-                least = u32::min(least, self.words[n]);
-            }
-            if least == 0u32 {
-                self.look(exchange);
-            }
-        }
-        #[unroll]
-        for n in 0..count {
-            exchange[self.places[n]].store(0u32);
-        }
-    }
-
-    fn number(&self, #[comptime] n: usize) -> f32 {
-        f32::reinterpret(self.words[n])
-    }
-}
-
-/// Partials whose channels a unit waits for at a time.
-const AT_ONCE: usize = 16;
-
 /// A slice of `others` other cubes, from word `first` on, merged with the cube's own: the sums of
 /// the unit's channels, divided by the total.
+///
+/// Most cubes end at about the same time, so the time from the last message to the output counts:
+/// few words are waited for, and channels are on their way while those become weights.
 #[cube]
 fn receive(
     slice: &Slice,
@@ -168,111 +118,35 @@ fn receive(
     #[comptime] shape: Shape,
 ) -> (f32, f32) {
     let words = comptime!(shape.partial_words());
-    let mut a = slice.sum_a;
-    let mut b = slice.sum_b;
-    if others == 0 {
-        a /= slice.total;
-        b /= slice.total;
-    } else {
-        // The first channels are on their way before the weights are known.
-        let mut inbox = Inbox::new(comptime!(2 * AT_ONCE));
-        ask_for(&mut inbox, first + lane, 0usize.runtime(), others, words);
-        inbox.look(exchange);
-        let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.planes * MAX_PARTS));
-        let weight = weigh(
-            slice,
-            exchange,
-            &mut weights,
-            first + comptime!(SLICE_CHANNELS),
-            others,
-            lane,
-            plane,
-            words,
-        );
-        sync_plane();
-        a *= weight;
-        b *= weight;
-        let mut before = 0usize.runtime();
-        while before < others {
-            inbox.wait(exchange);
-            #[unroll]
-            for part in 0..AT_ONCE {
-                let index = plane * comptime!(MAX_PARTS) + before + part;
-                let weight = select(before + part < others, weights[index], 0.0);
-                a += weight * inbox.number(comptime!(2 * part));
-                b += weight * inbox.number(comptime!(2 * part + 1));
-            }
-            before += AT_ONCE;
-            if before < others {
-                ask_for(&mut inbox, first + lane, before, others, words);
-                inbox.look(exchange);
-            }
-        }
-        // The next slice's weights take the place of these.
-        sync_plane();
-    }
-    (a, b)
-}
-
-/// Asks for a unit's channels of some partials, from number `before` on. Where there is none, for
-/// one that the unit asks for anyway.
-#[cube]
-fn ask_for(
-    inbox: &mut Inbox,
-    first: usize,
-    before: usize,
-    others: usize,
-    #[comptime] words: usize,
-) {
-    #[unroll]
-    for part in 0..AT_ONCE {
-        let number = select(before + part < others, before + part, before);
-        inbox.places[comptime!(2 * part)] = first + number * words;
-        inbox.places[comptime!(2 * part + 1)] = first + number * words + 32;
-    }
-}
-
-/// The weights of a head's partials, the division by their sum included, into `weights`; the own
-/// partial's is returned. Each lane waits for the maxima and totals that are its own.
-#[cube]
-fn weigh(
-    slice: &Slice,
-    exchange: &[Atomic<u32>],
-    weights: &mut Shared<[f32]>,
-    first: usize,
-    others: usize,
-    lane: usize,
-    plane: usize,
-    #[comptime] words: usize,
-) -> f32 {
     let held = comptime!(MAX_PARTS / 32);
+    // Maxima and totals: a lane has those of every 32nd part.
     let mut maxima = Array::<f32>::new(held);
-    let mut shares = Array::<f32>::new(held);
+    let mut totals = Array::<f32>::new(held);
     #[unroll]
     for k in 0..held {
         maxima[k] = f32::new(LOWEST);
-        shares[k] = 0.0;
-    }
-    if lane < others {
-        let mut inbox = Inbox::new(comptime!(2 * held));
-        #[unroll]
-        for k in 0..held {
+        totals[k] = 0.0;
+        if comptime!(32 * k) < others {
             let part = lane + comptime!(32 * k);
-            let part = select(part < others, part, lane);
-            inbox.places[comptime!(2 * k)] = first + part * words;
-            inbox.places[comptime!(2 * k + 1)] = first + part * words + 1;
-        }
-        inbox.look(exchange);
-        inbox.wait(exchange);
-        #[unroll]
-        for k in 0..held {
-            if lane + comptime!(32 * k) < others {
-                maxima[k] = inbox.number(comptime!(2 * k));
-                shares[k] = inbox.number(comptime!(2 * k + 1));
+            let is_own = part < others;
+            let at = first + usize::min(part, others - 1) * words + comptime!(SLICE_CHANNELS);
+            let mut max = 0u32.runtime();
+            let mut total = 0u32.runtime();
+            while plane_any(max == 0u32 || total == 0u32) {
+                max = exchange[at].load();
+                total = exchange[at + 1].load();
             }
+            maxima[k] = select(is_own, f32::reinterpret(max), f32::new(LOWEST));
+            totals[k] = select(is_own, f32::reinterpret(total), 0.0);
+            // All lanes have seen them: some wait for the last part, too, which is not theirs.
+            exchange[at].store(0u32);
+            exchange[at + 1].store(0u32);
         }
     }
-    sync_plane();
+    let mut inbox = Inbox::new();
+    inbox.look(exchange, first + lane, words);
+
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.planes * MAX_PARTS));
     let mut max = slice.max;
     #[unroll]
     for k in 0..held {
@@ -283,13 +157,77 @@ fn weigh(
     let mut total = select(lane == 0, slice.total * own, 0.0);
     #[unroll]
     for k in 0..held {
-        maxima[k] = (maxima[k] - max).exp();
-        total += shares[k] * maxima[k];
+        if comptime!(32 * k) < others {
+            maxima[k] = (maxima[k] - max).exp();
+            total += totals[k] * maxima[k];
+            weights[plane * comptime!(MAX_PARTS) + comptime!(32 * k) + lane] = maxima[k];
+        }
     }
     let scale = 1.0 / plane_sum(total);
-    #[unroll]
-    for k in 0..held {
-        weights[plane * comptime!(MAX_PARTS) + comptime!(32 * k) + lane] = maxima[k] * scale;
+    sync_plane();
+
+    let mut a = slice.sum_a * own;
+    let mut b = slice.sum_b * own;
+    let mut before = 0usize.runtime();
+    while before < others {
+        while plane_any(!inbox.has(others - before)) {
+            inbox.look(exchange, first + before * words + lane, words);
+        }
+        #[unroll]
+        for part in 0..AT_ONCE {
+            if before + part < others {
+                let at = first + (before + part) * words + lane;
+                exchange[at].store(0u32);
+                exchange[at + 32].store(0u32);
+                let weight = weights[plane * comptime!(MAX_PARTS) + before + part];
+                a += weight * f32::reinterpret(inbox.a[part]);
+                b += weight * f32::reinterpret(inbox.b[part]);
+            }
+        }
+        before += AT_ONCE;
+        if before < others {
+            inbox.look(exchange, first + before * words + lane, words);
+        }
     }
-    own * scale
+    // The next slice's weights take the place of these.
+    sync_plane();
+    (a * scale, b * scale)
+}
+
+/// A unit's channels of some partials, one after the other; 0 where they have not come.
+#[derive(CubeType)]
+struct Inbox {
+    a: Array<u32>,
+    b: Array<u32>,
+}
+
+#[cube]
+impl Inbox {
+    fn new() -> Inbox {
+        Inbox {
+            a: Array::new(AT_ONCE),
+            b: Array::new(AT_ONCE),
+        }
+    }
+
+    /// Looks at all of them, of the partial at `first` and those behind it, at places that are known
+    /// without looking how many there are: there is room for some more behind the last.
+    fn look(&mut self, exchange: &[Atomic<u32>], first: usize, #[comptime] words: usize) {
+        #[unroll]
+        for part in 0..AT_ONCE {
+            self.a[part] = exchange[first + comptime!(part * words)].load();
+            self.b[part] = exchange[first + comptime!(part * words + 32)].load();
+        }
+    }
+
+    /// Whether the first `count` have come.
+    fn has(&self, count: usize) -> bool {
+        let mut least = 1u32.runtime();
+        #[unroll]
+        for part in 0..AT_ONCE {
+            let both = u32::min(self.a[part], self.b[part]);
+            least = select(part < count, u32::min(least, both), least);
+        }
+        least != 0u32
+    }
 }

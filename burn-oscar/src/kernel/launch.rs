@@ -14,7 +14,7 @@ use super::merge::merge_rows;
 use super::offers::{Offers, PLANE, UNITS, multiplies};
 use super::shape::Shape;
 use super::spec::{PackedSide, Store};
-use crate::backend::plan::{MAX_HEAD_RATIO, partial_words};
+use crate::backend::plan::{MAX_HEAD_RATIO, exchange_words};
 use crate::backend::{AttentionPlan, KvLayer, OptionalTensor, Pages};
 
 /// The most query heads that a cube of the portable kernel works on.
@@ -133,7 +133,7 @@ pub fn attend(
         .iter()
         .any(|row| row.slot >= dims(&layer.key_tier)[0])
         || plan.exchange.meta.shape().num_elements()
-            < plan.parts * kv_heads * MAX_HEAD_RATIO * partial_words(head_dim)
+            < exchange_words(plan.parts, kv_heads, head_dim)
     {
         Some("a plan of another cache".into())
     } else {
