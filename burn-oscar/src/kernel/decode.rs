@@ -39,7 +39,7 @@ use super::warp::{MEAN_SCORE, Running, WarpMemory, values};
 /// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
 ///
 /// With two items a cube has its first and last steps, in which no bytes move, once instead of
-/// twice: planes go on to the second without a barrier.
+/// twice: half of its planes, a team, work on each.
 #[cube(launch_unchecked, fast_math = FastMath::all())]
 pub fn decode<F: Float, N: Size>(
     query: &[Vector<F, N>],
@@ -74,27 +74,33 @@ pub fn decode<F: Float, N: Size>(
     let planes = comptime!(shape.planes);
     let slots = comptime!(shape.slots);
     let chunks = comptime!(key.chunks());
+    let team = comptime!(planes / slots);
     let first_item = CUBE_POS_Y as usize * slots;
 
-    // The query of plane w is head w % 4 of slot w / 4.
-    let place = select(warp < comptime!(4 * slots), warp, warp % 4);
-    let own_item = if comptime!(slots == 1) {
-        first_item
-    } else {
-        first_item + place / 4
-    };
-    let first = task(steps, own_item, rows, parts, lane, comptime!(shape.clone()));
+    let mut slot = 0usize.runtime();
+    if comptime!(slots > 1) {
+        slot = warp / team;
+    }
+    let member = warp - slot * team;
+    let own = task(
+        steps,
+        first_item + slot,
+        rows,
+        parts,
+        lane,
+        comptime!(shape.clone()),
+    );
     let own_query = OwnQuery::load::<F, N>(
         query,
-        &first.heads,
+        &own.heads,
         scale,
         lane,
-        warp,
+        member,
         comptime!(key.clone()),
     );
     // An item without tokens has no parts, no chunks and no pages, nor have those after it.
     // Looking at all of them has all words of the item on their way before the first is there.
-    let nothing = (first.near | (first.item.count + first.row.parts) as u32) == 0u32;
+    let nothing = (own.near | (own.item.count + own.row.parts) as u32) == 0u32;
     if comptime!(slots == 1) {
         if nothing {
             terminate!();
@@ -103,281 +109,263 @@ pub fn decode<F: Float, N: Size>(
         terminate!();
     }
     let mut query_memory = QueryMemory::new(comptime!(key.clone()), comptime!(shape.fine), slots);
-    let mut warps = WarpMemory::new(planes, slots, head_dim);
-    if warp < comptime!(4 * slots) {
-        own_query.share(&mut query_memory, lane, place, comptime!(key.clone()));
+    let mut warps = WarpMemory::new(planes, head_dim);
+    if member < 4 {
+        own_query.share(
+            &mut query_memory,
+            lane,
+            slot * 4 + member,
+            comptime!(key.clone()),
+        );
     }
     sync_cube();
 
-    let mut slot = 0usize.runtime();
-    while slot < slots {
-        let place = slot * planes + warp;
-        let task = if comptime!(slots == 1) {
-            first
+    let near = own.near;
+    let item = own.item;
+    let row = own.row;
+    let heads = own.heads;
+    // Exact tokens go to the first planes, history to the others first.
+    let has_exact = member * EXACT < item.exact_count;
+    let exact_planes = item.exact_count.div_ceil(EXACT) % team;
+    let turn = (member + team - exact_planes) % team;
+    // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
+    // several chunks, and perhaps means, a plane's chunks are one run.
+    let mut c = item.first + turn;
+    let mut end = item.first + item.count;
+    if comptime!(chunks > 1) {
+        let share = item.count / team;
+        let more = item.count % team;
+        c = item.first + turn * share + usize::min(turn, more);
+        end = c + share + (turn < more) as usize;
+    }
+    let stride = comptime!(if chunks > 1 { 1 } else { team });
+    let mut c_next = c + stride;
+    // The same number, but one that could differ by lane as far as the compiler knows: a condition
+    // of the whole plane would be copied for every load that depends on it. A table's entry has
+    // its highest bit clear.
+    let end_of_lane = end + (near >> 31u32) as usize;
+    let mut page_now = 0usize.runtime();
+    let mut valid_now = 0usize.runtime();
+    let mut page_next = 0usize.runtime();
+    let mut valid_next = 0usize.runtime();
+    if c < end {
+        let (p, v) = near_page(near, item.first / chunks, table, &row, c / chunks);
+        page_now = p;
+        valid_now = v;
+    }
+    if c_next < end {
+        let (p, v) = near_page(near, item.first / chunks, table, &row, c_next / chunks);
+        page_next = p;
+        valid_next = v;
+    }
+    if has_exact {
+        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
+        if comptime!(shape.products) {
+            exact_products::<F, N>(
+                &mut warps,
+                query,
+                &heads,
+                scale,
+                own_key,
+                own_value,
+                key_tier,
+                value_tier,
+                &at,
+                item.exact_first,
+                item.exact_count,
+                lane,
+                member,
+                warp,
+                team,
+                comptime!(shape.sink),
+                head_dim,
+            );
         } else {
-            task(
-                steps,
-                first_item + slot,
-                rows,
-                parts,
+            exact_plane::<F, N>(
+                &mut warps,
+                &query_memory,
+                own_key,
+                own_value,
+                key_tier,
+                value_tier,
+                &at,
+                item.exact_first,
+                item.exact_count,
                 lane,
-                comptime!(shape.clone()),
-            )
-        };
-        let near = task.near;
-        let item = task.item;
-        let row = task.row;
-        let heads = task.heads;
-        // Exact tokens go to the first planes, history to the others first.
-        let has_exact = warp * EXACT < item.exact_count;
-        let exact_planes = item.exact_count.div_ceil(EXACT) % planes;
-        let turn = (warp + planes - exact_planes) % planes;
-        // Planes take neighbouring chunks, so that a cube reads close addresses; where pages have
-        // several chunks, and perhaps means, a plane's chunks are one run.
-        let mut c = item.first + turn;
-        let mut end = item.first + item.count;
-        if comptime!(chunks > 1) {
-            let share = item.count / planes;
-            let more = item.count % planes;
-            c = item.first + turn * share + usize::min(turn, more);
-            end = c + share + (turn < more) as usize;
-        }
-        let stride = comptime!(if chunks > 1 { 1 } else { planes });
-        let mut c_next = c + stride;
-        // The same number, but one that could differ by lane as far as the compiler knows: a condition
-        // of the whole plane would be copied for every load that depends on it. A table's entry has
-        // its highest bit clear.
-        let end_of_lane = end + (near >> 31u32) as usize;
-        let mut page_now = 0usize.runtime();
-        let mut valid_now = 0usize.runtime();
-        let mut page_next = 0usize.runtime();
-        let mut valid_next = 0usize.runtime();
-        if c < end {
-            let (p, v) = near_page(near, item.first / chunks, table, &row, c / chunks);
-            page_now = p;
-            valid_now = v;
-        }
-        if c_next < end {
-            let (p, v) = near_page(near, item.first / chunks, table, &row, c_next / chunks);
-            page_next = p;
-            valid_next = v;
-        }
-        if has_exact {
-            let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-            if comptime!(shape.products) {
-                exact_products::<F, N>(
-                    &mut warps,
-                    query,
-                    &heads,
-                    scale,
-                    own_key,
-                    own_value,
-                    key_tier,
-                    value_tier,
-                    &at,
-                    item.exact_first,
-                    item.exact_count,
-                    lane,
-                    warp,
-                    place,
-                    planes,
-                    comptime!(shape.sink),
-                    head_dim,
-                );
-            } else {
-                exact_plane::<F, N>(
-                    &mut warps,
-                    &query_memory,
-                    own_key,
-                    own_value,
-                    key_tier,
-                    value_tier,
-                    &at,
-                    item.exact_first,
-                    item.exact_count,
-                    lane,
-                    warp,
-                    place,
-                    slot,
-                    planes,
-                    comptime!(shape.sink),
-                    head_dim,
-                );
-            }
-            sync_plane();
-        }
-        let mut running = Running::new(comptime!(value.clone()));
-        let products = comptime!(key_products(&key));
-        let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
-        let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
-        let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
-        if comptime!(!per_channel) {
-            query_memory.fragments(
-                &mut bytes,
-                &mut rest,
+                member,
+                warp,
                 slot,
-                lane,
-                comptime!(products.clone()),
+                team,
+                comptime!(shape.sink),
+                head_dim,
             );
         }
-        let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
-        let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
-        let mut norms = 0u32.runtime();
-        let mut mean_key = Array::<u32>::new(2usize);
-        let mut mean_value = Array::<u32>::new(2usize);
-        if c < end {
-            let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
+        sync_plane();
+    }
+    let mut running = Running::new(comptime!(value.clone()));
+    let products = comptime!(key_products(&key));
+    let mut bytes = Array::<u32>::new(comptime!(2 * products.terms.len()));
+    let mut rest = Array::<u32>::new(comptime!(2 * products.terms.len()));
+    let per_channel = comptime!(matches!(key.parameters, Parameters::ChannelPairs { .. }));
+    if comptime!(!per_channel) {
+        query_memory.fragments(
+            &mut bytes,
+            &mut rest,
+            slot,
+            lane,
+            comptime!(products.clone()),
+        );
+    }
+    let mut keys = Array::<W4>::new(comptime!(chunk::loads(&key)));
+    let mut held = Array::<W4>::new(comptime!(chunk::loads(&value)));
+    let mut norms = 0u32.runtime();
+    let mut mean_key = Array::<u32>::new(2usize);
+    let mut mean_value = Array::<u32>::new(2usize);
+    if c < end {
+        let at = page_now * comptime!(shape.kv_heads) + heads.kv_head;
+        chunk::load(
+            key_words,
+            key_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut keys,
+            comptime!(key.clone()),
+        );
+        chunk::load(
+            value_words,
+            value_pairs,
+            at,
+            c % chunks,
+            lane,
+            &mut held,
+            comptime!(value.clone()),
+        );
+        if comptime!(key.norms) {
+            let first = page_now * comptime!(key.page_tokens) + c % chunks * 64;
+            norms = chunk::load_norms(key_norms, first, lane);
+        }
+        if comptime!(value.means) {
+            load_mean(
+                value_means,
+                at,
+                lane,
+                &mut mean_value,
+                comptime!(value.clone()),
+            );
+        }
+        if comptime!(key.means) {
+            load_mean(key_means, at, lane, &mut mean_key, comptime!(key.clone()));
+            new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
+        }
+    }
+    while c < end {
+        let chunk_now = c % chunks;
+        let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
+        let limit = valid_now as i32 - 64 * chunk_now as i32;
+        let mut scores = Array::<f32>::new(8usize);
+        if comptime!(per_channel) {
+            query_memory.scores_per_channel(&keys, &mut scores, slot, lane, comptime!(key.clone()));
+        } else {
+            query_memory.scores_per_token(
+                &keys,
+                &bytes,
+                &rest,
+                &mut scores,
+                slot,
+                lane,
+                comptime!(key.clone()),
+            );
+        }
+        if comptime!(key.norms) {
+            chunk::apply_norms(norms, lane, &mut scores);
+        }
+        // The next keys are on their way while these values are worked on, the next values
+        // while those keys are: one set of registers is enough, and more planes fit.
+        if c_next < end_of_lane {
             chunk::load(
                 key_words,
                 key_pairs,
-                at,
-                c % chunks,
+                next,
+                c_next % chunks,
                 lane,
                 &mut keys,
                 comptime!(key.clone()),
             );
+            if comptime!(key.norms) {
+                let first = page_next * comptime!(key.page_tokens) + c_next % chunks * 64;
+                norms = chunk::load_norms(key_norms, first, lane);
+            }
+            if comptime!(key.means) {
+                load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
+            }
+        }
+        if comptime!(key.means) {
+            #[unroll]
+            for e in 0..8usize {
+                scores[e] += running.state[MEAN_SCORE];
+            }
+        }
+        if limit < 64 {
+            // What stands behind the last token may be anything. The barrier keeps the compiler
+            // from doing this for every chunk.
+            sync_plane();
+            chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
+            #[unroll]
+            for e in 0..8usize {
+                let inside = ((8 * e + lane / 4) as i32) < limit;
+                scores[e] = select(inside, scores[e], f32::new(LOWEST));
+            }
+        }
+        values(
+            &held,
+            &scores,
+            &mut running,
+            lane,
+            comptime!(shape.fine),
+            comptime!(value.clone()),
+        );
+        if c_next < end_of_lane {
             chunk::load(
                 value_words,
                 value_pairs,
-                at,
-                c % chunks,
+                next,
+                c_next % chunks,
                 lane,
                 &mut held,
                 comptime!(value.clone()),
             );
-            if comptime!(key.norms) {
-                let first = page_now * comptime!(key.page_tokens) + c % chunks * 64;
-                norms = chunk::load_norms(key_norms, first, lane);
-            }
-            if comptime!(value.means) {
-                load_mean(
-                    value_means,
-                    at,
-                    lane,
-                    &mut mean_value,
-                    comptime!(value.clone()),
-                );
-            }
-            if comptime!(key.means) {
-                load_mean(key_means, at, lane, &mut mean_key, comptime!(key.clone()));
-                new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
-            }
         }
-        while c < end {
-            let chunk_now = c % chunks;
-            let next = page_next * comptime!(shape.kv_heads) + heads.kv_head;
-            let limit = valid_now as i32 - 64 * chunk_now as i32;
-            let mut scores = Array::<f32>::new(8usize);
-            if comptime!(per_channel) {
-                query_memory.scores_per_channel(
-                    &keys,
-                    &mut scores,
-                    slot,
-                    lane,
-                    comptime!(key.clone()),
-                );
-            } else {
-                query_memory.scores_per_token(
-                    &keys,
-                    &bytes,
-                    &rest,
-                    &mut scores,
-                    slot,
-                    lane,
-                    comptime!(key.clone()),
-                );
-            }
-            if comptime!(key.norms) {
-                chunk::apply_norms(norms, lane, &mut scores);
-            }
-            // The next keys are on their way while these values are worked on, the next values
-            // while those keys are: one set of registers is enough, and more planes fit.
-            if c_next < end_of_lane {
-                chunk::load(
-                    key_words,
-                    key_pairs,
-                    next,
-                    c_next % chunks,
-                    lane,
-                    &mut keys,
-                    comptime!(key.clone()),
-                );
-                if comptime!(key.norms) {
-                    let first = page_next * comptime!(key.page_tokens) + c_next % chunks * 64;
-                    norms = chunk::load_norms(key_norms, first, lane);
+        if comptime!(value.means || key.means) {
+            if c_next >= end || page_next != page_now {
+                if comptime!(value.means) {
+                    flush_page(&mean_value, lane, &mut running, head_dim);
+                    if c_next < end {
+                        load_mean(
+                            value_means,
+                            next,
+                            lane,
+                            &mut mean_value,
+                            comptime!(value.clone()),
+                        );
+                    }
                 }
                 if comptime!(key.means) {
-                    load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
+                    new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
                 }
-            }
-            if comptime!(key.means) {
-                #[unroll]
-                for e in 0..8usize {
-                    scores[e] += running.state[MEAN_SCORE];
-                }
-            }
-            if limit < 64 {
-                // What stands behind the last token may be anything. The barrier keeps the compiler
-                // from doing this for every chunk.
-                sync_plane();
-                chunk::mask_parameters(&mut held, limit, lane, comptime!(value.clone()));
-                #[unroll]
-                for e in 0..8usize {
-                    let inside = ((8 * e + lane / 4) as i32) < limit;
-                    scores[e] = select(inside, scores[e], f32::new(LOWEST));
-                }
-            }
-            values(
-                &held,
-                &scores,
-                &mut running,
-                lane,
-                comptime!(shape.fine),
-                comptime!(value.clone()),
-            );
-            if c_next < end_of_lane {
-                chunk::load(
-                    value_words,
-                    value_pairs,
-                    next,
-                    c_next % chunks,
-                    lane,
-                    &mut held,
-                    comptime!(value.clone()),
-                );
-            }
-            if comptime!(value.means || key.means) {
-                if c_next >= end || page_next != page_now {
-                    if comptime!(value.means) {
-                        flush_page(&mean_value, lane, &mut running, head_dim);
-                        if c_next < end {
-                            load_mean(
-                                value_means,
-                                next,
-                                lane,
-                                &mut mean_value,
-                                comptime!(value.clone()),
-                            );
-                        }
-                    }
-                    if comptime!(key.means) {
-                        new_page(&query_memory, &mean_key, slot, lane, &mut running, head_dim);
-                    }
-                }
-            }
-            page_now = page_next;
-            valid_now = valid_next;
-            c = c_next;
-            c_next = c + stride;
-            if c_next < end {
-                let (p, v) = page(table, row.table + c_next / chunks);
-                page_next = p;
-                valid_next = v;
             }
         }
-        warps.store(&running, has_exact, lane, place, comptime!(value.clone()));
-        slot += 1;
+        page_now = page_next;
+        valid_now = valid_next;
+        c = c_next;
+        c_next = c + stride;
+        if c_next < end {
+            let (p, v) = page(table, row.table + c_next / chunks);
+            page_next = p;
+            valid_next = v;
+        }
     }
+    warps.store(&running, has_exact, lane, warp, comptime!(value.clone()));
     sync_cube();
     // From here on planes work for themselves: each has its slices of the results.
     let slices = comptime!(4 * slices(head_dim));
@@ -385,8 +373,8 @@ pub fn decode<F: Float, N: Size>(
     while n < comptime!(slots * slices) {
         let slot = n / slices;
         let number = n % slices;
-        let task = if comptime!(slots == 1) {
-            first
+        let delivered = if comptime!(slots == 1) {
+            own
         } else {
             task(
                 steps,
@@ -398,15 +386,15 @@ pub fn decode<F: Float, N: Size>(
             )
         };
         let head = number / comptime!(slices / 4);
-        if task.row.parts > 0 && head < task.heads.held {
-            let slice = warps.combine(slot, number, lane, head_dim, planes);
+        if delivered.row.parts > 0 && head < delivered.heads.held {
+            let slice = warps.combine(slot, number, lane, head_dim, team);
             deliver::<F>(
                 &slice,
                 exchange,
                 out,
-                &task.item,
-                &task.row,
-                &task.heads,
+                &delivered.item,
+                &delivered.row,
+                &delivered.heads,
                 lane,
                 warp,
                 comptime!(shape.clone()),

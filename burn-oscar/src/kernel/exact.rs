@@ -28,9 +28,9 @@ pub fn vector_at(
     base / width
 }
 
-/// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `16 planes` tokens, its own. The result is number `place` in the shared memories; there is at
-/// least one token for it.
+/// Attention of a plane over `count` exact tokens from `first` on: of every round of `16 team`
+/// tokens, those of the team's plane `member`. The result is number `place` in the shared memory;
+/// there is at least one token for it.
 #[cube]
 pub fn exact_plane<F: Float, N: Size>(
     warps: &mut WarpMemory,
@@ -43,10 +43,10 @@ pub fn exact_plane<F: Float, N: Size>(
     first: usize,
     count: usize,
     lane: usize,
-    plane: usize,
+    member: usize,
     place: usize,
     slot: usize,
-    #[comptime] planes: usize,
+    #[comptime] team: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
@@ -86,7 +86,7 @@ pub fn exact_plane<F: Float, N: Size>(
         sums[i] = 0.0;
     }
 
-    let mut before = plane * TOKENS;
+    let mut before = member * TOKENS;
     while before < count {
         let mut keys = Array::<Vector<F, N>>::new(tokens);
         let mut values = Array::<Vector<F, N>>::new(tokens);
@@ -164,7 +164,7 @@ pub fn exact_plane<F: Float, N: Size>(
             max[k] = top;
             weights[k] = weight;
         }
-        if before >= comptime!(planes * TOKENS) {
+        if before >= comptime!(team * TOKENS) {
             #[unroll]
             for h in 0..4usize {
                 let decay = plane_shuffle(decay[comptime!(h % 2)], comptime!(h as u32 / 2));
@@ -186,7 +186,7 @@ pub fn exact_plane<F: Float, N: Size>(
                 }
             }
         }
-        before += comptime!(planes * TOKENS);
+        before += comptime!(team * TOKENS);
     }
 
     if lane < 2 {

@@ -3,7 +3,7 @@
 use burn_cubecl::CubeBackend;
 use cubecl::prelude::*;
 
-use super::spec::{Parameters, Store};
+use super::spec::{PackedSide, Parameters, Store};
 use crate::backend::AttentionPlan;
 use crate::quantizer::layout::CHUNK_TOKENS;
 
@@ -12,12 +12,15 @@ pub const DECODE_PLANES: u32 = 16;
 
 /// Planes of a cube of the tensor-core kernel: one cube fills a multiprocessor. With 12 planes
 /// there are 168 registers for each unit, so that nothing spills; folding the scales of channels
-/// into the query needs more, and has 255 with 8 planes. Where pages have means there is more to
-/// compute, and long items gain more by 16 planes than they lose by spilling. Other numbers share
-/// registers out badly: each quarter of a multiprocessor holds its own planes.
+/// into the query twice a chunk needs more, and has 255 with 8 planes. Where pages have means there
+/// is more to compute, and long items gain more by 16 planes than they lose by spilling. Other
+/// numbers share registers out badly: each quarter of a multiprocessor holds its own planes.
 pub fn decode_planes(key: &Store, chunks: usize) -> u32 {
     match key.packed() {
-        Some(side) if matches!(side.parameters, Parameters::ChannelPairs { .. }) => 8,
+        Some(PackedSide {
+            parameters: Parameters::ChannelPairs { tokens },
+            ..
+        }) if *tokens < CHUNK_TOKENS => 8,
         Some(side) if side.means && chunks >= LONG_ITEM => DECODE_PLANES,
         _ => 12,
     }
@@ -32,8 +35,8 @@ pub fn chunks(plan: &AttentionPlan<CubeBackend>) -> usize {
     tokens / CHUNK_TOKENS / plan.parts.max(plan.rows.len())
 }
 
-/// Work items that a cube takes: two where all rows are about as long and are whole items, and where
-/// that makes for no more rounds of cubes.
+/// Work items that a cube takes: two, side by side, where all rows are about as long and are whole
+/// items, and where that makes for no more rounds of cubes.
 pub fn slots(client: &Client, plan: &AttentionPlan<CubeBackend>, groups: usize) -> usize {
     let Some(cubes) = client.properties().hardware.num_streaming_multiprocessors else {
         return 1;
@@ -42,7 +45,7 @@ pub fn slots(client: &Client, plan: &AttentionPlan<CubeBackend>, groups: usize) 
     let lengths = || plan.rows.iter().map(|row| row.len());
     let rows = plan.rows.len();
     let longest = lengths().max().unwrap_or(0);
-    let is_even = longest * rows < 2 * lengths().sum::<usize>();
+    let is_even = 4 * longest * rows < 5 * lengths().sum::<usize>();
     let pairs = rows.div_ceil(2);
     if is_even && rounds(rows) > 1 && 2 * rounds(pairs) <= rounds(rows) {
         2

@@ -29,9 +29,9 @@ use super::warp::{WarpMemory, place_of, row_words};
 
 type Two<F> = Vector<F, Const<2>>;
 
-/// Attention of a plane over `count` exact tokens from `first` on: of every round of
-/// `16 planes` tokens, its own. The result is number `place` in the shared memories; there is at least one token
-/// for it.
+/// Attention of a plane over `count` exact tokens from `first` on: of every round of `16 team`
+/// tokens, those of the team's plane `member`. The result is number `place` in the shared memory;
+/// there is at least one token for it.
 #[cube]
 pub fn exact_products<F: Float, N: Size>(
     warps: &mut WarpMemory,
@@ -46,9 +46,9 @@ pub fn exact_products<F: Float, N: Size>(
     first: usize,
     count: usize,
     lane: usize,
-    plane: usize,
+    member: usize,
     place: usize,
-    #[comptime] planes: usize,
+    #[comptime] team: usize,
     #[comptime] sink: usize,
     #[comptime] head_dim: usize,
 ) {
@@ -81,7 +81,7 @@ pub fn exact_products<F: Float, N: Size>(
     // weighs nothing.
     let own = at.held - first;
     let last = select(at.held > 0, at.held, 1usize.runtime()) - 1;
-    let mut before = plane * TOKENS;
+    let mut before = member * TOKENS;
     while before < count {
         let mut keys = Array::<W4>::new(comptime!(2 * pieces));
         let mut values = Array::<W4>::new(comptime!(4 * wide));
@@ -237,7 +237,7 @@ pub fn exact_products<F: Float, N: Size>(
                 }
             }
         }
-        before += comptime!(planes * TOKENS);
+        before += comptime!(team * TOKENS);
     }
 
     total += plane_shuffle_xor(total, 1u32);

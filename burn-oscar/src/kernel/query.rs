@@ -97,7 +97,7 @@ pub fn rest_of(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> u32 {
     Four::new(rounded[0], rounded[1], rounded[2], rounded[3]).low()
 }
 
-/// A head's query in a plane, four channels in a lane: plane w has head w % 4. Heads that there are
+/// A head's query in a plane, four channels in a lane: a team's plane m has head m % 4. Heads that there are
 /// not are zero.
 #[derive(CubeType)]
 pub struct OwnQuery {
@@ -115,13 +115,13 @@ impl OwnQuery {
         heads: &Heads,
         scale: f32,
         lane: usize,
-        warp: usize,
+        member: usize,
         #[comptime] key: PackedSide,
     ) -> OwnQuery {
         let head_dim = comptime!(key.head_dim);
         let quads = comptime!(head_dim / 4);
-        let is_held = warp % 4 < heads.held;
-        let head = select(is_held, warp % 4, 0usize.runtime());
+        let is_held = member % 4 < heads.held;
+        let head = select(is_held, member % 4, 0usize.runtime());
         let width = N::value().comptime();
         // No branch, so that all lanes are there for the shuffles.
         let first = heads.first + head * head_dim + 4 * (lane % quads);

@@ -31,7 +31,7 @@ pub struct Shape {
     pub fine: bool,
     /// The tensor-core kernel multiplies exact tokens on the tensor cores as well.
     pub products: bool,
-    /// Work items that a cube of the tensor-core kernel takes one after the other.
+    /// Work items that a cube of the tensor-core kernel takes, each by a share of its planes.
     pub slots: usize,
     /// The cube of a row's last part merges; it takes planes.
     pub merge: bool,

@@ -283,11 +283,11 @@ fn weight_rests(scaled: &Array<f32>, ratio: f32, lane: usize, out: &mut Array<u3
 /// The planes' results side by side.
 #[derive(CubeType)]
 pub struct WarpMemory {
-    /// `[slots, planes, 4]`.
+    /// `[planes, 4]`.
     pub max: Shared<[f32]>,
-    /// `[slots, planes, 4]`.
+    /// `[planes, 4]`.
     pub total: Shared<[f32]>,
-    /// `[slots, planes, 4]` rows of weighted sums of values, see [`place_of`].
+    /// `[planes, 4]` rows of weighted sums of values, see [`place_of`].
     pub sums: Shared<[f32]>,
 }
 
@@ -305,19 +305,15 @@ pub fn place_of(channel: usize) -> usize {
 
 #[cube]
 impl WarpMemory {
-    pub fn new(
-        #[comptime] planes: usize,
-        #[comptime] slots: usize,
-        #[comptime] head_dim: usize,
-    ) -> WarpMemory {
+    pub fn new(#[comptime] planes: usize, #[comptime] head_dim: usize) -> WarpMemory {
         WarpMemory {
-            max: Shared::<[f32]>::new_slice(comptime!(slots * planes * 4)),
-            total: Shared::<[f32]>::new_slice(comptime!(slots * planes * 4)),
-            sums: Shared::<[f32]>::new_slice(comptime!(slots * planes * 4 * row_words(head_dim))),
+            max: Shared::<[f32]>::new_slice(comptime!(planes * 4)),
+            total: Shared::<[f32]>::new_slice(comptime!(planes * 4)),
+            sums: Shared::<[f32]>::new_slice(comptime!(planes * 4 * row_words(head_dim))),
         }
     }
 
-    /// Puts a plane's result at number `place` of planes and slots, together with that of its exact
+    /// Puts a plane's result at its place, together with that of its exact
     /// tokens, where it had any and left them there.
     pub fn store(
         &mut self,
@@ -373,30 +369,30 @@ impl WarpMemory {
         }
     }
 
-    /// A slice of the planes' results of a slot added up, by one plane.
+    /// A slice of the results of a slot's planes added up, by one plane.
     pub fn combine(
         &self,
         slot: usize,
         number: usize,
         lane: usize,
         #[comptime] head_dim: usize,
-        #[comptime] planes: usize,
+        #[comptime] team: usize,
     ) -> Slice {
         let of_head = comptime!(slices(head_dim));
         let head = number / of_head;
         // Planes that there are not weigh nothing.
-        let there = lane < planes;
-        let of_lane = (slot * planes + select(there, lane, 0usize.runtime())) * 4 + head;
+        let there = lane < team;
+        let of_lane = (slot * team + select(there, lane, 0usize.runtime())) * 4 + head;
         let max = self.max[of_lane];
         let top = plane_max(max);
         let weight = select(there, (max - top).exp(), 0.0);
         let total = plane_sum(self.total[of_lane] * weight);
         let place = number % of_head * comptime!(SLICE_CHANNELS) + lane;
-        let first = (slot * planes * 4 + head) * comptime!(row_words(head_dim)) + place;
+        let first = (slot * team * 4 + head) * comptime!(row_words(head_dim)) + place;
         let mut sum_a = f32::new(0.0);
         let mut sum_b = f32::new(0.0);
         #[unroll]
-        for w in 0..planes {
+        for w in 0..team {
             let weight = plane_shuffle(weight, w as u32);
             let at = first + comptime!(w * 4 * row_words(head_dim));
             sum_a += self.sums[at] * weight;
