@@ -30,11 +30,13 @@ use super::handover::{deliver, slices};
 use super::mean::{flush_page, load_mean, new_page};
 use super::products::exact_products;
 use super::query::{OwnQuery, QueryMemory};
+use super::running::Running;
 use super::shape::{Shape, exact_place, task};
 use super::spec::Parameters;
 use super::steps::{item_row, near_page, page};
 use super::tile::LOWEST;
-use super::warp::{MEAN_SCORE, Running, WarpMemory, values};
+use super::values::values;
+use super::warp::WarpMemory;
 
 /// The tensor-core decode kernel; grid: groups of four query heads x work items, `slots` to a cube.
 ///
@@ -300,12 +302,6 @@ pub fn decode<F: Float, N: Size>(
                 load_mean(key_means, next, lane, &mut mean_key, comptime!(key.clone()));
             }
         }
-        if comptime!(key.means) {
-            #[unroll]
-            for e in 0..8usize {
-                scores[e] += running.state[MEAN_SCORE];
-            }
-        }
         if limit < 64 {
             // What stands behind the last token may be anything. The barrier keeps the compiler
             // from doing this for every chunk.
@@ -322,6 +318,7 @@ pub fn decode<F: Float, N: Size>(
             &scores,
             &mut running,
             lane,
+            comptime!(key.means),
             comptime!(shape.fine),
             comptime!(value.clone()),
         );

@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 use super::chunk::{half_of, half2};
 use super::exact::halve;
 use super::query::QueryMemory;
+use super::running::{MEAN_SCORE, PAGE_WEIGHT, Running, sum_rows};
 use super::spec::PackedSide;
-use super::warp::{MEAN_SCORE, PAGE_WEIGHT, Running, sum_rows};
 
 /// A lane's share of a page's mean: `[2]` words, of keys two side by side, of values those 32
 /// apart. On its way long before it is used, as codes are.

@@ -35,11 +35,13 @@ pub mod offers;
 pub mod pack;
 pub mod products;
 pub mod query;
+pub mod running;
 pub mod scores;
 pub mod shape;
 pub mod spec;
 pub mod steps;
 pub mod tile;
+pub mod values;
 pub mod warp;
 
 pub use fallback::fallback_once;
