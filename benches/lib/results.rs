@@ -109,8 +109,10 @@ pub struct AppendRow {
     pub page_tokens: usize,
     /// One token of each sequence into the exact tiers.
     pub append: Spread,
-    /// One page of each sequence out of them, packed.
+    /// One page of each sequence out of them, packed: on the device, in a graph.
     pub demote: Spread,
+    /// The same launched one by one.
+    pub demote_launched: Spread,
     /// Attention of one step.
     pub attend: Spread,
     /// `append + demote / page_tokens`, by medians.

@@ -4,7 +4,7 @@
 //! takes 64 tokens at a time: every unit scores some tokens against all query heads, the softmax
 //! moves on, then every unit adds up some channels of the values. Codes are unpacked one at a time
 //! where they are needed and never written back. Bytes: each page, each exact token and the query
-//! once, and a partial of `heads (head_dim + 2)` f32 per item.
+//! once, and a partial of `heads head_dim 66 / 64` f32 per item.
 
 use cubecl::prelude::*;
 

@@ -11,11 +11,11 @@
 //!   tile of tokens (keys) or of channels (values), which makes that a constant of the product.
 //! - `sum p (scale code + offset)`: softmax weights times value scales, rounded to 16 bits against
 //!   the chunk's largest, go from the lanes that computed them to those that multiply them by
-//!   shuffles of packed bytes (`warp`). Weights are relative to the plane's largest score so far,
+//!   shuffles of packed bytes (`values`). Weights are relative to the plane's largest score so far,
 //!   which seldom grows: only then are older sums multiplied.
 //!
 //! Bytes: each page once (2.09 to 3 bits per value), each exact token once, a partial of
-//! `4 (head_dim + 2)` f32 per item. Integer sums are exact: the result differs from f32 attention
+//! `4 head_dim 66 / 64` f32 per item. Integer sums are exact: the result differs from f32 attention
 //! over the dequantised pages by the roundings only. Of f32 activations the rests of both are
 //! multiplied as well, which takes twice the products, and leaves 2e-6.
 
@@ -24,14 +24,13 @@ use cubecl::prelude::*;
 use crate::backend::plan::EXACT_TOKENS as EXACT;
 
 use super::chunk::{self, W4};
-use super::exact::exact_plane;
+use super::exact::exact_tokens;
 use super::fragments::key_products;
 use super::handover::{deliver, slices};
 use super::mean::{flush_page, load_mean, new_page};
-use super::products::exact_products;
 use super::query::{OwnQuery, QueryMemory};
 use super::running::Running;
-use super::shape::{Shape, exact_place, task};
+use super::shape::{Shape, task};
 use super::spec::Parameters;
 use super::steps::{item_row, near_page, page};
 use super::tile::LOWEST;
@@ -161,47 +160,23 @@ pub fn decode<F: Float, N: Size>(
         valid_next = v;
     }
     if has_exact {
-        let at = exact_place(item.row, &row, heads.kv_head, comptime!(shape.clone()));
-        if comptime!(shape.products) {
-            exact_products::<F, N>(
-                &mut warps,
-                query,
-                &heads,
-                scale,
-                own_key,
-                own_value,
-                key_tier,
-                value_tier,
-                &at,
-                item.exact_first,
-                item.exact_count,
-                lane,
-                member,
-                warp,
-                team,
-                comptime!(shape.sink),
-                head_dim,
-            );
-        } else {
-            exact_plane::<F, N>(
-                &mut warps,
-                &query_memory,
-                own_key,
-                own_value,
-                key_tier,
-                value_tier,
-                &at,
-                item.exact_first,
-                item.exact_count,
-                lane,
-                member,
-                warp,
-                slot,
-                team,
-                comptime!(shape.sink),
-                head_dim,
-            );
-        }
+        exact_tokens::<F, N>(
+            &mut warps,
+            &query_memory,
+            query,
+            scale,
+            own_key,
+            own_value,
+            key_tier,
+            value_tier,
+            &own,
+            lane,
+            member,
+            warp,
+            slot,
+            team,
+            comptime!(shape.clone()),
+        );
         sync_plane();
     }
     let mut running = Running::new(comptime!(value.clone()));

@@ -1,4 +1,5 @@
-//! Exact tokens of f32 in the tensor-core kernel: sixteen at a time, by one plane, without barriers.
+//! Exact tokens in the tensor-core kernel: of 16 bits on the tensor cores (`products`), of f32 by
+//! plain arithmetic, sixteen at a time, by one plane, without barriers.
 //!
 //! A unit holds one vector of 16 bytes of every n-th token, of keys and of values, so that loads
 //! are of whole lines, and its share of the query in registers. Products are added up by halves: at
@@ -10,13 +11,81 @@ use cubecl::prelude::*;
 
 use crate::backend::plan::EXACT_TOKENS as TOKENS;
 
+use super::products::exact_products;
 use super::query::{F4, QueryMemory};
+use super::shape::{Shape, Task, exact_place};
 use super::tile::{ExactPlace, LOWEST, position};
 use super::warp::{WarpMemory, place_of, row_words};
 
+/// Attention of a plane over its item's exact tokens: of every round of `16 team` tokens, those of the
+/// team's plane `member`. The result is number `place` in the shared memory; there is at least one
+/// token for it.
+#[cube]
+pub fn exact_tokens<F: Float, N: Size>(
+    warps: &mut WarpMemory,
+    memory: &QueryMemory,
+    query: &[Vector<F, N>],
+    scale: f32,
+    own_key: &[Vector<F, N>],
+    own_value: &[Vector<F, N>],
+    key_tier: &[Vector<F, N>],
+    value_tier: &[Vector<F, N>],
+    task: &Task,
+    lane: usize,
+    member: usize,
+    place: usize,
+    slot: usize,
+    #[comptime] team: usize,
+    #[comptime] shape: Shape,
+) {
+    let heads = task.heads;
+    let item = task.item;
+    let at = exact_place(item.row, &task.row, heads.kv_head, comptime!(shape.clone()));
+    if comptime!(shape.products) {
+        exact_products::<F, N>(
+            warps,
+            query,
+            &heads,
+            scale,
+            own_key,
+            own_value,
+            key_tier,
+            value_tier,
+            &at,
+            item.exact_first,
+            item.exact_count,
+            lane,
+            member,
+            place,
+            team,
+            comptime!(shape.sink),
+            comptime!(shape.head_dim),
+        );
+    } else {
+        exact_plane::<F, N>(
+            warps,
+            memory,
+            own_key,
+            own_value,
+            key_tier,
+            value_tier,
+            &at,
+            item.exact_first,
+            item.exact_count,
+            lane,
+            member,
+            place,
+            slot,
+            team,
+            comptime!(shape.sink),
+            comptime!(shape.head_dim),
+        );
+    }
+}
+
 /// Where a token's vectors begin, in vectors: in the tiers, or in the call's own token.
 #[cube]
-pub fn vector_at(
+fn vector_at(
     at: &ExactPlace,
     token: usize,
     #[comptime] sink: usize,
@@ -28,11 +97,9 @@ pub fn vector_at(
     base / width
 }
 
-/// Attention of a plane over `count` exact tokens from `first` on: of every round of `16 team`
-/// tokens, those of the team's plane `member`. The result is number `place` in the shared memory;
-/// there is at least one token for it.
+/// [`exact_tokens`] of f32.
 #[cube]
-pub fn exact_plane<F: Float, N: Size>(
+fn exact_plane<F: Float, N: Size>(
     warps: &mut WarpMemory,
     query: &QueryMemory,
     own_key: &[Vector<F, N>],

@@ -29,9 +29,7 @@ use super::warp::{WarpMemory, place_of, row_words};
 
 type Two<F> = Vector<F, Const<2>>;
 
-/// Attention of a plane over `count` exact tokens from `first` on: of every round of `16 team`
-/// tokens, those of the team's plane `member`. The result is number `place` in the shared memory;
-/// there is at least one token for it.
+/// [`exact_tokens`](super::exact::exact_tokens) of 16 bits.
 #[cube]
 pub fn exact_products<F: Float, N: Size>(
     warps: &mut WarpMemory,
@@ -181,7 +179,7 @@ pub fn exact_products<F: Float, N: Size>(
         for e in 1..4usize {
             top = f32::max(top, scores[e]);
         }
-        // As in `warp`, the maximum seldom grows after the first round.
+        // As in `values`, the maximum seldom grows after the first round.
         if plane_any(top > max) {
             let top = f32::max(top, plane_shuffle_xor(top, 1u32));
             let top = f32::max(top, plane_shuffle_xor(top, 2u32));
