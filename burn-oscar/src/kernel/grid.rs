@@ -27,7 +27,7 @@ pub fn decode_planes(key: &Store, chunks: usize) -> u32 {
 }
 
 /// Chunks of an item that make it long.
-const LONG_ITEM: usize = 120;
+const LONG_ITEM: usize = 192;
 
 /// Chunks of an item, about.
 pub fn chunks(plan: &AttentionPlan<CubeBackend>) -> usize {
