@@ -98,8 +98,9 @@ pub struct AttentionPlan<B: Backend> {
     pub steps: IntTensor<B>,
     /// u32: page numbers and valid tokens of all rows.
     pub table: IntTensor<B>,
-    /// u32, room for `parts` partial results of sixteen query heads for each KV head: what the cubes
-    /// of a kernel hand to each other. Zero between calls.
+    /// u32, room for `parts` partial results of sixteen query heads for each KV head, and for some
+    /// more that are looked at but not used: what the cubes of a kernel hand to each other. Zero
+    /// between calls.
     pub exchange: IntTensor<B>,
 }
 
