@@ -38,47 +38,21 @@ pub fn exact_tokens<F: Float, N: Size>(
     #[comptime] team: usize,
     #[comptime] shape: Shape,
 ) {
-    let heads = task.heads;
-    let item = task.item;
-    let at = exact_place(item.row, &task.row, heads.kv_head, comptime!(shape.clone()));
+    let at = exact_place(
+        task.item.row,
+        &task.row,
+        task.heads.kv_head,
+        comptime!(shape.clone()),
+    );
     if comptime!(shape.products) {
         exact_products::<F, N>(
-            warps,
-            query,
-            &heads,
-            scale,
-            own_key,
-            own_value,
-            key_tier,
-            value_tier,
-            &at,
-            item.exact_first,
-            item.exact_count,
-            lane,
-            member,
-            place,
-            team,
-            comptime!(shape.sink),
-            comptime!(shape.head_dim),
+            warps, query, scale, own_key, own_value, key_tier, value_tier, task, &at, lane, member,
+            place, team, shape,
         );
     } else {
         exact_plane::<F, N>(
-            warps,
-            memory,
-            own_key,
-            own_value,
-            key_tier,
-            value_tier,
-            &at,
-            item.exact_first,
-            item.exact_count,
-            lane,
-            member,
-            place,
-            slot,
-            team,
-            comptime!(shape.sink),
-            comptime!(shape.head_dim),
+            warps, memory, own_key, own_value, key_tier, value_tier, task, &at, lane, member,
+            place, slot, team, shape,
         );
     }
 }
@@ -106,17 +80,19 @@ fn exact_plane<F: Float, N: Size>(
     own_value: &[Vector<F, N>],
     key_tier: &[Vector<F, N>],
     value_tier: &[Vector<F, N>],
+    task: &Task,
     at: &ExactPlace,
-    first: usize,
-    count: usize,
     lane: usize,
     member: usize,
     place: usize,
     slot: usize,
     #[comptime] team: usize,
-    #[comptime] sink: usize,
-    #[comptime] head_dim: usize,
+    #[comptime] shape: Shape,
 ) {
+    let sink = comptime!(shape.sink);
+    let head_dim = comptime!(shape.head_dim);
+    let first = task.item.exact_first;
+    let count = task.item.exact_count;
     let width = N::value().comptime();
     let vectors = comptime!(head_dim / width);
     // Tokens of one load of the plane, and loads of a round.

@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 use crate::backend::plan::EXACT_TOKENS as TOKENS;
 
 use super::chunk::W4;
-use super::shape::Heads;
+use super::shape::{Shape, Task};
 use super::tile::{ExactPlace, LOWEST, position};
 use super::warp::{WarpMemory, place_of, row_words};
 
@@ -34,22 +34,24 @@ type Two<F> = Vector<F, Const<2>>;
 pub fn exact_products<F: Float, N: Size>(
     warps: &mut WarpMemory,
     query: &[Vector<F, N>],
-    heads: &Heads,
     scale: f32,
     own_key: &[Vector<F, N>],
     own_value: &[Vector<F, N>],
     key_tier: &[Vector<F, N>],
     value_tier: &[Vector<F, N>],
+    task: &Task,
     at: &ExactPlace,
-    first: usize,
-    count: usize,
     lane: usize,
     member: usize,
     place: usize,
     #[comptime] team: usize,
-    #[comptime] sink: usize,
-    #[comptime] head_dim: usize,
+    #[comptime] shape: Shape,
 ) {
+    let sink = comptime!(shape.sink);
+    let head_dim = comptime!(shape.head_dim);
+    let heads = task.heads;
+    let first = task.item.exact_first;
+    let count = task.item.exact_count;
     // The lane's head is g % 4; its tokens are g and g + 8 as columns of keys, then 2 t, 2 t + 1
     // and those eight further.
     let g = lane / 4;
