@@ -136,42 +136,33 @@ pub fn exact_products<F: Float, N: Size>(
         for n in 0..2usize {
             // One operand has both halves of a vector in its two halves of rows, so that neither
             // has to be moved; each product counts in the rows that are of its half.
-            let mut low = Array::<f32>::new(4usize);
-            let mut high = Array::<f32>::new(4usize);
+            let mut sums = Array::<f32>::new(8usize);
             #[unroll]
-            for k in 0..4usize {
-                low[k] = 0.0;
-                high[k] = 0.0;
+            for k in 0..8usize {
+                sums[k] = 0.0;
             }
             #[unroll]
             for i in 0..pieces {
                 let key = keys[comptime!(n * pieces + i)];
                 let q = queries[i];
-                multiply::<F>(
-                    q.extract(0usize),
-                    q.extract(2usize),
-                    q.extract(1usize),
-                    q.extract(3usize),
-                    key.extract(0usize),
-                    key.extract(1usize),
-                    &mut low,
-                    0usize,
-                );
-                multiply::<F>(
-                    q.extract(0usize),
-                    q.extract(2usize),
-                    q.extract(1usize),
-                    q.extract(3usize),
-                    key.extract(2usize),
-                    key.extract(3usize),
-                    &mut high,
-                    0usize,
-                );
+                #[unroll]
+                for half in 0..2usize {
+                    multiply::<F>(
+                        q.extract(0usize),
+                        q.extract(2usize),
+                        q.extract(1usize),
+                        q.extract(3usize),
+                        key.extract(comptime!(2 * half)),
+                        key.extract(comptime!(2 * half + 1)),
+                        &mut sums,
+                        comptime!(4 * half),
+                    );
+                }
             }
             #[unroll]
             for e in 0..2usize {
                 let inside = before + comptime!(8 * n + e) + 2 * t < count;
-                let score = (low[e] + high[comptime!(2 + e)]) * scale;
+                let score = (sums[e] + sums[comptime!(6 + e)]) * scale;
                 scores[comptime!(2 * n + e)] = select(inside, score, f32::new(LOWEST));
             }
         }

@@ -97,8 +97,8 @@ pub fn rest_of(x: &Array<f32>, ratio: f32, #[comptime] first: usize) -> u32 {
     Four::new(rounded[0], rounded[1], rounded[2], rounded[3]).low()
 }
 
-/// A head's query in a plane, four channels in a lane: a team's plane m has head m % 4. Heads that there are
-/// not are zero.
+/// A head's query in a plane, four channels in a lane: a team's plane m has head m % 4. Heads that
+/// there are not are zero.
 #[derive(CubeType)]
 pub struct OwnQuery {
     values: Array<f32>,

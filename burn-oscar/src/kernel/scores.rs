@@ -222,7 +222,7 @@ fn field_products(
                 #[unroll]
                 for i in 0..comptime!(products.terms.len()) {
                     if comptime!(products.terms[i].sum == s) {
-                        multiply(
+                        multiply::<i8>(
                             loaded[comptime!(products.terms[i].step)],
                             f,
                             bytes[comptime!(2 * i)],
@@ -237,7 +237,7 @@ fn field_products(
                 #[unroll]
                 for i in 0..comptime!(products.terms.len()) {
                     if comptime!(fine && products.terms[i].sum == s) {
-                        multiply(
+                        multiply::<i8>(
                             loaded[comptime!(products.terms[i].step)],
                             f,
                             rest[comptime!(2 * i)],
@@ -286,7 +286,7 @@ fn fits(part: &PartSide) -> bool {
 
 /// Field `f` of a lane's codes as the first operand of a product, 4^f too large.
 #[cube]
-pub fn field_of(codes: W4, #[comptime] f: u32) -> Array<Vector<u8, Const<4>>> {
+fn field_of(codes: W4, #[comptime] f: u32) -> Array<Vector<u8, Const<4>>> {
     let mask = comptime!(0x0303_0303u32 << (2 * f));
     let mut a = Array::<Vector<u8, Const<4>>>::new(4usize);
     #[unroll]
@@ -296,19 +296,20 @@ pub fn field_of(codes: W4, #[comptime] f: u32) -> Array<Vector<u8, Const<4>>> {
     a
 }
 
-/// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels.
+/// `sums += (field f of codes) x bytes`, a product of 16 rows, 8 columns and 32 channels. Bytes are
+/// of `i8` or `u8`.
 #[cube]
-pub fn multiply(
+pub fn multiply<B: Int>(
     codes: W4,
     #[comptime] f: u32,
     b0: u32,
     b1: u32,
     sums: &mut Array<Vector<i32, Const<2>>>,
 ) {
-    let def = MmaDefinition::<u8, i8, i32>::new(16usize, 8usize, 32usize);
+    let def = MmaDefinition::<u8, B, i32>::new(16usize, 8usize, 32usize);
     let a = field_of(codes, f);
-    let mut b = Array::<Vector<i8, Const<4>>>::new(2usize);
-    b[0] = Vector::<i8, Const<4>>::reinterpret(b0);
-    b[1] = Vector::<i8, Const<4>>::reinterpret(b1);
+    let mut b = Array::<Vector<B, Const<4>>>::new(2usize);
+    b[0] = Vector::<B, Const<4>>::reinterpret(b0);
+    b[1] = Vector::<B, Const<4>>::reinterpret(b1);
     def.execute_inplace(&a, &b, sums);
 }

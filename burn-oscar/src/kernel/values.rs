@@ -1,13 +1,12 @@
 //! The values' side of the tensor-core kernel: softmax weights, rounded, times codes.
 
-use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::bytes::{FINE, Four, ROUND, power_of, rest};
 use super::chunk::{SCALE8_UNIT, W4, pair, scales};
 use super::fragments::value_tiles;
 use super::running::{MAX, MEAN_SCORE, PAGE_WEIGHT, Running, TOTAL, max_rows};
-use super::scores::{field_of, multiply};
+use super::scores::multiply;
 use super::spec::{PackedSide, Parameters};
 
 /// The largest of a chunk's weights is between this and twice as much when it is rounded.
@@ -106,7 +105,7 @@ pub fn values(
             sums[1] = Vector::<i32, Const<2>>::new(0i32);
             #[unroll]
             for s in 0..2usize {
-                multiply_weights(
+                multiply::<u8>(
                     loaded[comptime!(tile.load + s)],
                     comptime!(tile.field as u32),
                     bytes[comptime!(2 * s)],
@@ -129,7 +128,7 @@ pub fn values(
                 sums[1] = Vector::<i32, Const<2>>::new(0i32);
                 #[unroll]
                 for s in 0..2usize {
-                    multiply(
+                    multiply::<i8>(
                         loaded[comptime!(tile.load + s)],
                         comptime!(tile.field as u32),
                         rest[comptime!(2 * s)],
@@ -146,23 +145,6 @@ pub fn values(
             }
         }
     }
-}
-
-/// `sums += (field f of codes) x bytes`, with bytes from 0 to 255.
-#[cube]
-fn multiply_weights(
-    codes: W4,
-    #[comptime] f: u32,
-    b0: u32,
-    b1: u32,
-    sums: &mut Array<Vector<i32, Const<2>>>,
-) {
-    let def = MmaDefinition::<u8, u8, i32>::new(16usize, 8usize, 32usize);
-    let a = field_of(codes, f);
-    let mut b = Array::<Vector<u8, Const<4>>>::new(2usize);
-    b[0] = Vector::<u8, Const<4>>::reinterpret(b0);
-    b[1] = Vector::<u8, Const<4>>::reinterpret(b1);
-    def.execute_inplace(&a, &b, sums);
 }
 
 /// Rounds the lane's eight weights to 16 bits and hands the bytes to the lanes that multiply with

@@ -40,8 +40,8 @@ impl WarpMemory {
         }
     }
 
-    /// Puts a plane's result at its place, together with that of its exact
-    /// tokens, where it had any and left them there.
+    /// Puts a plane's result at its place, together with that of its exact tokens, where it had any
+    /// and left them there.
     pub fn store(
         &mut self,
         running: &Running,
